@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ppbench.base.suite_files import tomllib
+from ppbench.base.toml_files import tomllib
 from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.run_files import restate
 from ppbench.records.store import TIMES_FOLDER, Store

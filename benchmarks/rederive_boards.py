@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ppbench.base.suite_files import tomllib
+from ppbench.base.toml_files import tomllib
 from ppbench.claims.check import claimed
 from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.run_files import restate, soundness_of

@@ -21,8 +21,7 @@ from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.registry import GROUP_NOUNS, PluginGroup, find
-from ppbench.base.suite_files import shipped
-from ppbench.base.toml_lines import Loc, TomlFile, toml_file
+from ppbench.base.toml_files import Loc, TomlFile, shipped, toml_file
 from ppbench.ledger.form import ShownWord
 from ppbench.ledger.submission import CodeDigest, entry_of
 from ppbench.records.schema import CellConfig, Record

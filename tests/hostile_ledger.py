@@ -18,7 +18,7 @@ import torch
 from ledger_home import VICTIMS, about
 from safetensors.torch import save
 
-from ppbench.ledger.form import to_json
+from ppbench.records.store import canonical_json
 
 GIB = 1 << 30
 SHAPE = (1, 8, 8)
@@ -55,21 +55,21 @@ def right(**changed):
 
 
 def right_guesses(folder, home):
-    (folder / "g.json").write_bytes(to_json(about(home.ids["dp"])))
+    (folder / "g.json").write_bytes(canonical_json(about(home.ids["dp"])))
     (folder / "g.safetensors").write_bytes(packed(**right()))
 
 
 # -- guesses ----------------------------------------------------------------------------------------------------------
 def guess_data(data, kind, home, folder):
     """Write these bytes, or what they are made by, as the tensors of guesses."""
-    (folder / "g.json").write_bytes(to_json(about(home.ids["dp"], kind)))
+    (folder / "g.json").write_bytes(canonical_json(about(home.ids["dp"], kind)))
     (folder / "g.safetensors").write_bytes(data() if callable(data) else data)
     return words(home.transcript("dp"), folder / "g.json", home.truth)
 
 
 def guess_said(change, home, folder):
     """Write the right tensors, and a JSON that `change` makes of the right one: a dict, text or bytes."""
-    transcript = json.loads(to_json(about(home.ids["dp"])))
+    transcript = json.loads(canonical_json(about(home.ids["dp"])))
     made = change(transcript)
     made = transcript if made is None else made
     made = json.dumps(made) if isinstance(made, dict) else made
@@ -501,7 +501,7 @@ def truth_with(change, home, folder):
     """Let `change` alter a copy of the organizer's folder: (truth, id) to nothing."""
     truth = shutil.copytree(home.truth, folder / "truth", ignore=shutil.ignore_patterns("cache"))
     change(truth, home.ids["dp"])
-    (folder / "g.json").write_bytes(to_json(about(home.ids["dp"])))
+    (folder / "g.json").write_bytes(canonical_json(about(home.ids["dp"])))
     (folder / "g.safetensors").write_bytes(packed(**right()))
     return words(home.transcript("dp"), folder / "g.json", truth)
 

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppbench.base.suite_files import tomllib
+from ppbench.base.toml_files import tomllib
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

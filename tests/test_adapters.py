@@ -88,7 +88,7 @@ def test_two_runs_agree_and_a_probe_moves_nothing(name: str) -> None:
 
 def reachable() -> list[str]:
     """Return the names of what this version of Opacus has."""
-    from ppbench.adapters.opacus import defenses as stock
+    from ppbench.adapters.opacus import mechanism as stock
 
     return [one.stock for one in stock.OPACUS_STOCK]
 

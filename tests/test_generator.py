@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppbench.attacks.reconstruction import generator as store
-from ppbench.attacks.reconstruction import generator_training as training
+from ppbench.attacks.reconstruction import gifd as training
 from ppbench.attacks.reconstruction.generator import (
     Decoder,
     Generator,
@@ -26,7 +26,7 @@ from ppbench.attacks.reconstruction.generator import (
     read_generator,
     write_generator,
 )
-from ppbench.attacks.reconstruction.generator_training import Training, trained_generator
+from ppbench.attacks.reconstruction.gifd import Training, trained_generator
 from ppbench.base.errors import UsageError
 from ppbench.task.user_data import open_dataset
 

@@ -23,8 +23,7 @@ from ppbench.attacks.reconstruction.generator import (
     read_generator,
     write_generator,
 )
-from ppbench.attacks.reconstruction.generator_training import Training, trained_generator
-from ppbench.attacks.reconstruction.gifd import GGL, GIAS, GIFD
+from ppbench.attacks.reconstruction.gifd import GGL, GIAS, GIFD, Training, trained_generator
 from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import simulation
 from ppbench.federation.plan import Data, Plan

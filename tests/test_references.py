@@ -163,10 +163,10 @@ def test_a_damaged_file_of_references_is_made_again(tmp_path):
 
 def test_the_references_together_are_bounded_by_memory(tmp_path, monkeypatch):
     fed = audit(tmp_path, backend="vmap").start(0)
-    assert audit_runs._room(audit(tmp_path, backend="vmap"), fed)[1] == 8
+    assert audit_runs._room(fed)[1] == 8
     monkeypatch.setattr(audit_runs, "MEMORY", 1)
-    assert audit_runs._room(audit(tmp_path, backend="vmap"), fed)[1] == 1
-    assert audit_runs._room(audit(tmp_path, backend="loop"), audit(tmp_path, backend="loop").start(0))[1] == 1
+    assert audit_runs._room(fed)[1] == 1
+    assert audit_runs._room(audit(tmp_path, backend="loop").start(0))[1] == 1
 
 
 def test_a_defense_that_takes_no_such_shards_is_refused_in_a_sentence(tmp_path):

@@ -42,7 +42,7 @@ def agreed(graph: Tensor, seed: int = 0) -> tuple[list[secagg.Keys], secagg.Rost
     clients = len(graph)
     keys = [secagg.new_keys(replace(context(c), generator=Seeds(seed).generator("keys", c))) for c in range(clients)]
     server = Server({}, (), torch.zeros(clients, dtype=torch.int64), ())
-    coroutine = secagg.exchange_keys(context(-1), server, range(clients), graph)
+    coroutine = secagg.exchange_keys(server, range(clients), graph)
     hello = next(coroutine)
     assert all(isinstance(message, Hello) for message in hello.out.values())
     step = coroutine.send({c: secagg.announce(keys[c].private, 10 + c) for c in reversed(range(clients))})
@@ -227,9 +227,7 @@ def test_a_public_key_that_forces_a_known_secret_is_refused_by_its_owner(key):
 
 def test_a_set_up_without_everybodys_key_is_refused_by_name():
     def answered(answers):
-        coroutine = secagg.exchange_keys(
-            context(-1), Server({}, (), torch.zeros(3).long(), ()), range(3), complete_graph(3)
-        )
+        coroutine = secagg.exchange_keys(Server({}, (), torch.zeros(3).long(), ()), range(3), complete_graph(3))
         next(coroutine)
         coroutine.send(answers)
 

@@ -20,14 +20,13 @@ from ppbench.attacks.tracing import NearestReconstruction
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Plan
-from ppbench.metrics.segmentation import mask_overlap, over_images
 from ppbench.nets.channels import channels_of
 from ppbench.nets.models.unet import unet
 from ppbench.nets.net import Classifier, bce, build, initial, net_spec
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.task import Task, check_fit
-from ppbench.run.train import train
+from ppbench.run.train import mask_overlap, over_images, train
 from ppbench.task.dataset import Dataset, Split
 from ppbench.task.partition import mask_strata, partition
 from ppbench.task.user_data import open_dataset

@@ -98,6 +98,25 @@ def test_no_module_is_long_or_reads_anything_but_tensors_or_imports_torchvision_
         assert "import pickle" not in text and text.count("torch.load(") == text.count("weights_only=True)"), path
 
 
+FUNCTION_LINES = 40
+LONG = {"invert.py: invert": "the public function: thirteen parameters, each with its line of documentation"}
+"""Functions that may be longer, each with the reason."""
+
+
+def long_functions(path):
+    """Yield the functions of more than `FUNCTION_LINES` lines, docstrings included, as "module.py: name"."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= FUNCTION_LINES:
+            yield f"{path.name}: {node.name}"
+
+
+def test_no_function_is_long_without_a_reason(tmp_path):
+    assert {name for path in SOURCES for name in long_functions(path)} == {*LONG}
+    lines = ["    x = 0"] * (FUNCTION_LINES - 1)
+    (tmp_path / "module.py").write_text("\n".join(["def short():", *lines, "def long():", *lines, "    return x"]))
+    assert [*long_functions(tmp_path / "module.py")] == ["module.py: long"]
+
+
 # -- questions stand in files of their own: what is not installed is still read ---------------------------------------
 NAMES = {*questions(), *(word_of(question.score) for question in questions().values())} - {"image"}  # data are, too
 

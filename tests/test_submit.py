@@ -29,7 +29,6 @@ from ppbench.ledger.examination import (
     run_checks,
     untolerated_difference,
 )
-from ppbench.ledger.form import to_json
 from ppbench.ledger.submission import Package, submission_of, this_machine
 from ppbench.records import sources
 from ppbench.records.archive import SUBMISSION, pack_archive, unpack_archive
@@ -353,7 +352,7 @@ def test_archives_that_are_meant_to_harm_are_refused_before_anything_is_unfolded
         ({"sources.json": b"0" * (1 << 25)}, "it would unfold to"),
         ({SUBMISSION: None}, "is no submission"),
         ({SUBMISSION: "{}"}, "does not have the required form"),
-        ({SUBMISSION: to_json(submission_of(Store(path).files)).replace(b'"day"', b'"more": 1, "day"')}, "more"),
+        ({SUBMISSION: canonical_json(submission_of(Store(path).files)).replace(b'"day"', b'"more": 1, "day"')}, "more"),
         ({SUBMISSION: b"[" * 100_000}, "does not have the required form"),
     ]
     for place, (members, result) in enumerate(evil):
@@ -397,7 +396,7 @@ def test_cells_drawn_with_a_secret_need_it(site, tmp_path, unboarded):
     shutil.rmtree(out / "cache")
     assert (out / "salt").read_text().strip() == salt
     (tmp_path / "scratch").mkdir()
-    pack_archive(out, tmp_path / "s.zip", to_json(case_of_folder(out, tmp_path / "scratch", RerunTerms()).about))
+    pack_archive(out, tmp_path / "s.zip", canonical_json(case_of_folder(out, tmp_path / "scratch", RerunTerms()).about))
     assert "salt" not in zipfile.ZipFile(tmp_path / "s.zip").namelist()
     code, message = run("submit", "--check", tmp_path / "s.zip")
     assert code == 2 and "--salt FILE" in message
@@ -490,7 +489,7 @@ def test_which_comparison_applies_is_told(received, tmp_path, monkeypatch):
     path, _ = received
     about = submission_of(Store(path).files)
     other = about.environment.model_copy(update={"processor": "Other (AVX512)"})
-    new = put(path, tmp_path / "n.zip", **{SUBMISSION: to_json(about.model_copy(update={"environment": other}))})
+    new = put(path, tmp_path / "n.zip", **{SUBMISSION: canonical_json(about.model_copy(update={"environment": other}))})
     result = checked(new, tmp_path)["again"]
     assert result.ok and "within the tolerance of another machine (processor Other (AVX512), here " in result.sentence
     here = this_machine()

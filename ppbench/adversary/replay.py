@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 
-from ppbench.base.tree import Params, Tree, finite, leaves, tree_map
+from ppbench.base.tree import Params, Tree, finite, leaves, norm, tree_map
 from ppbench.federation.contract import Defense, Server
 from ppbench.federation.evidence import Evidence, Measure, Shared, as_gradient
 from ppbench.federation.plan import Context, Layout, Opt
@@ -128,7 +128,7 @@ def replayed_evidence(view: View) -> list[Evidence]:
         total = observed.tried(observed.cohort)
         for client, readings in zip(observed.cohort, _readings(observed, total, shares), strict=True):
             for part, measure in readings:
-                if total is None or _size(part) <= OUTSIZED * _size(total):
+                if total is None or norm(part) <= OUTSIZED * norm(total):
                     update = tree_map(lambda value, d=divisor: value / d, part)  # type: ignore[misc]
                     unit, simulate = (Slot(observed.probe, client),), shared.at(params)
                     all_evidence.append(Evidence(unit, update, simulate, params, measure=measure, channel="server"))
@@ -173,7 +173,7 @@ def _readings(observed: ObservedRound, total: Params | None, shares: Sequence[fl
     alone = [observed.tried([client]) for client in cohort]
     if total is None or _add_up(alone, shares, total):
         zeros = [observed.tried([client], []) for client in cohort]
-        noisy = zeros[0] is not None and _size(zeros[0]) > 0 and all(_alike(zeros[0], zero) for zero in zeros)
+        noisy = zeros[0] is not None and norm(zeros[0]) > 0 and all(_alike(zeros[0], zero) for zero in zeros)
         readings_by_client: list[list[Reading]] = [[] if part is None else [(part, "squares")] for part in alone]
         for readings, zero in zip(readings_by_client, zeros, strict=True):
             if noisy and zero is not None and readings:
@@ -195,7 +195,7 @@ def _add_up(parts: Sequence[Params | None], shares: Sequence[float], total: Para
 
 def _alike(change: Params, other_change: Params | None) -> bool:
     """Return whether two changes of the weights are equal, up to rounding."""
-    return other_change is not None and _size(_minus(change, other_change)) <= SAME_UPDATE * _size(change)
+    return other_change is not None and norm(_minus(change, other_change)) <= SAME_UPDATE * norm(change)
 
 
 def _minus(update: Params, subtrahend: Params) -> Params:
@@ -216,7 +216,3 @@ def _same(message: Tree, sent: Tree) -> bool:
     pairs = [(m.double(), t.double()) for m, t in zip(own_leaves, sent_leaves, strict=True)]
     apart = sum(float((m - t).square().sum()) for m, t in pairs) ** 0.5
     return bool(apart <= SAME_UPDATE * sum(float(t.square().sum()) for _, t in pairs) ** 0.5)
-
-
-def _size(update: Params) -> float:
-    return float(torch.stack([value.double().norm() for value in update.values()]).norm())

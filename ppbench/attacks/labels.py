@@ -241,27 +241,55 @@ def recover_labels(
     readable = head_weight_grad is None or bool(head_weight_grad.isfinite().all())
     if not raw.isfinite().all() or not readable or raw.max() == raw.min():
         return torch.randint(0, classes, (batch,), generator=generator).sort().values
-    frozen = bool({"head.weight", "head.bias"} & set(plan.net.frozen_parameters))
-    if plan.loss == "squared" and head_weight_grad is not None and not frozen:
+    if plan.loss == "squared" and head_weight_grad is not None and not _head_is_frozen(plan):
         histogram = label_histogram(params, head_weight_grad, head_bias_grad, batch)
         if histogram is not None:
             return greedy_multiset(histogram.counts, histogram.present, batch)
     if batch == 1:
         return single_label(raw, positive=head_bias_grad is not None or plan.loss != "cross_entropy")
+    return _batch_labels(plan, params, raw, (head_weight_grad, head_bias_grad), batch, generator)
+
+
+def _head_is_frozen(plan: Plan) -> bool:
+    return not {"head.weight", "head.bias"}.isdisjoint(plan.net.frozen_parameters)
+
+
+def _batch_labels(
+    plan: Plan,
+    params: Params,
+    raw: Tensor,
+    head_grads: tuple[Tensor | None, Tensor | None],
+    batch: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Return the labels of several examples, as `recover_labels` describes it; raw: the signal [C] of `head_grads`."""
+    weight_grad, bias_grad = head_grads
     prediction, alpha, varied = typical_means(plan, params, generator)
-    signal = raw if head_bias_grad is not None else raw / alpha
+    signal = raw if bias_grad is not None else raw / alpha
     counts = batch * (prediction - signal)
     if plan.loss != "cross_entropy":
-        return greedy_multiset(counts, torch.zeros(classes, dtype=torch.bool), batch)
+        return greedy_multiset(counts, torch.zeros(plan.spec.classes, dtype=torch.bool), batch)
     present = signal < 0
-    span = None if head_weight_grad is None else exact_span(head_weight_grad, head_bias_grad, batch)
-    if head_weight_grad is None or span is None:
+    span = None if weight_grad is None else exact_span(weight_grad, bias_grad, batch)
+    if weight_grad is None or span is None:
         return greedy_multiset(counts, present, batch)
     likely = likely_multisets(counts.masked_fill(~possible_classes(span) & ~present, -math.inf), present, batch)
-    if head_bias_grad is None or frozen or not varied:
+    if bias_grad is None or _head_is_frozen(plan) or not varied:
         return next(likely)
+    return _explaining_multiset(likely, params, weight_grad, bias_grad, batch, generator)
+
+
+def _explaining_multiset(
+    likely: Iterator[Tensor],
+    params: Params,
+    weight_grad: Tensor,
+    bias_grad: Tensor,
+    batch: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Return the first of the likeliest multisets under which features explain the head's gradient, else the first."""
     tried = list(islice(likely, max(1, TRIED // batch)))
-    heads = (params["head.weight"], params["head.bias"], head_weight_grad, head_bias_grad)
+    heads = (params["head.weight"], params["head.bias"], weight_grad, bias_grad)
     weight, bias, dw, db = (tensor.detach().cpu() for tensor in heads)
     public = {"head.weight": weight, "head.bias": bias}
     explain = (labels for labels in tried if recover_features(public, dw, db, labels, generator, restarts=0).exact)

@@ -143,6 +143,11 @@ def finite(tree: Tree) -> bool:
     return all(math.isfinite(leaf.sum().item()) or bool(leaf.isfinite().all()) for leaf in leaves(tree))
 
 
+def norm(tree: Tree) -> float:
+    """Return the Euclidean norm of all tensors of a tree together, summed in float64."""
+    return float(torch.stack([leaf.double().norm() for leaf in leaves(tree)]).norm())
+
+
 def nbytes(tree: Tree) -> int:
     """Return the size of the tree's tensors in bytes, without framing."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))

@@ -195,22 +195,6 @@ def _lack(claim: Claim, config: CellConfig, need: Need) -> str:
     return f"{ours}, not {theirs}"
 
 
-def premise_words(claim: Claim) -> str:
-    """Return a claim's premise in words: "mnist, dlnet, 10 clients, iid, 300 epochs"."""
-    words: dict[Need, str] = {
-        "dataset": claim.dataset,
-        "model": ", ".join([claim.model, *equations(claim.options)]) if claim.model else "",
-        "family": f"a {claim.family} network" if claim.family else "",
-        "clients": "" if claim.clients is None else count_of(claim.clients, "client"),
-        "partition": claim.partition,
-        "epochs": "" if claim.epochs is None else f"{claim.epochs:g} epochs",
-        "batch_size": "" if claim.batch_size is None else f"batches of {claim.batch_size}",
-        "batch": "" if claim.batch is None else f"victims in batches of {claim.batch}",
-        "steps": "" if claim.steps is None else f"at least {claim.steps} mini-batches an upload",
-    }
-    return ", ".join(words[need] for need in claim.premise if words[need])
-
-
 def differing_needs(claim: Claim, config: CellConfig) -> tuple[str, ...]:
     """Return in what a cell differs from the paper's setting outside the premise, in words."""
     return tuple(

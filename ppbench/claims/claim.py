@@ -24,11 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import Plugin, find, load_all
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from ppbench.base.toml_files import tomllib
 
 ConditionValue = bool | int | float | str
 NamedValues = tuple[tuple[str, ConditionValue], ...]

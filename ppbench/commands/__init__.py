@@ -99,7 +99,7 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
             for own, theirs in stock_names(plugin).items() if group == "adapters" else ():
                 typer.echo(f"    {f'{plugin.name}:{STOCK_PREFIX}{own}':<34} {' or '.join(theirs)}")
     if what.value in ("suites", "all"):
-        from ppbench.base.suite_files import suite_titles
+        from ppbench.base.toml_files import suite_titles
 
         typer.echo("suites:")
         for name, title in suite_titles().items():

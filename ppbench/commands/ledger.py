@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ppbench.base.errors import Exit, UsageError
 from ppbench.commands.running import Only, Place, Preset, WeightsOption, Workers, filters
+
+if TYPE_CHECKING:
+    from ppbench.ledger.examination import RerunTerms, SubmissionCase
 
 PUBLISHED_WHAT = "A shipped suite, a TOML file of one, or a folder that `publish --truth` made."
 TRUTH_HELP = (
@@ -136,36 +139,58 @@ def submit(
     be used, such as a submitted plugin that is not installed here.
     """
     from ppbench.base.bars import Bars
-    from ppbench.base.files import kind_of, scratch
-    from ppbench.ledger.examination import RerunTerms, case_of_archive, case_of_folder, run_checks
-    from ppbench.ledger.form import to_json
-    from ppbench.records.archive import pack_archive
+    from ppbench.base.files import scratch
+    from ppbench.ledger.examination import RerunTerms
 
-    describes = any([paper, reference, licence, out])
-    if check and describes:
-        raise UsageError(
-            "--out, --paper, --reference and --licence are for the submitter; leave them out with --check."
-        )
-    target = out or what.with_name(f"{what.resolve().name}-submission.zip")
-    if not check and kind_of(target, follow=False) is not None:
-        raise UsageError(f"{target} is there already; give another --out.")
+    if check and any([paper, reference, licence, out]):
+        wrong = "--out, --paper, --reference and --licence are for the submitter"
+        raise UsageError(f"{wrong}; leave them out with --check.")
     with scratch("ppbench-submit") as home, Bars() as bars:
         terms = RerunTerms(share, seed, dataset, weights, salt, workers, bars)
-        case = (
-            case_of_archive(what, home, terms)
-            if check
-            else case_of_folder(what, home, terms, paper, reference, licence)
-        )
-        holds = True
-        for one in run_checks(case):
-            word = {True: "pass", False: "FAIL", None: "not made"}[one.ok]
-            typer.echo(f"{word:<9}{one.name:<9} {one.sentence}")
-            holds = holds and one.ok is True
+        described = paper, reference, licence
+        holds, last = _judged(what, home, terms) if check else _submitted(what, home, terms, out, described)
+    typer.echo(last)
     if not holds:
-        typer.echo("Not accepted." if check else "Nothing was written.")
         raise typer.Exit(Exit.FOUND)
-    if check:
-        typer.echo("Accepted.")
-        return
-    pack_archive(what, target, to_json(case.about))
-    typer.echo(str(target))
+
+
+def _judged(archive: Path, home: Path, terms: RerunTerms) -> tuple[bool, str]:
+    """Check a submitted archive in the empty folder `home`; return whether all checks hold, and the last line."""
+    from ppbench.ledger.examination import case_of_archive
+
+    holds = _passes(case_of_archive(archive, home, terms))
+    return holds, "Accepted." if holds else "Not accepted."
+
+
+def _submitted(
+    folder: Path, home: Path, terms: RerunTerms, out: Path | None, described: tuple[str, str, str]
+) -> tuple[bool, str]:
+    """Check a folder of results in the empty folder `home`, and write it as an archive where all checks hold.
+
+    Return whether they do, and the last line. described: paper, reference and licence of the method.
+    """
+    from ppbench.base.files import kind_of
+    from ppbench.ledger.examination import case_of_folder
+    from ppbench.records.archive import pack_archive
+    from ppbench.records.store import canonical_json
+
+    target = out or folder.with_name(f"{folder.resolve().name}-submission.zip")
+    if kind_of(target, follow=False) is not None:
+        raise UsageError(f"{target} is there already; give another --out.")
+    case = case_of_folder(folder, home, terms, *described)
+    if not _passes(case):
+        return False, "Nothing was written."
+    pack_archive(folder, target, canonical_json(case.about))
+    return True, str(target)
+
+
+def _passes(case: SubmissionCase) -> bool:
+    """Make the checks of a submission, print each as it ends, and return whether all hold."""
+    from ppbench.ledger.examination import run_checks
+
+    holds = True
+    for one in run_checks(case):
+        word = {True: "pass", False: "FAIL", None: "not made"}[one.ok]
+        typer.echo(f"{word:<9}{one.name:<9} {one.sentence}")
+        holds = holds and one.ok is True
+    return holds

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from ppbench.run.options import (
     TaskOptions,
     offered,
 )
+
+if TYPE_CHECKING:
+    from ppbench.run.sweep import SweepResult
 
 # -- ppbench evaluate --
 
@@ -156,35 +159,32 @@ def sweep(
     Exit code 0: all cells are there and the controls hold; 1: cells failed, or none of a defense is complete; 2: input
     that cannot be used; 3: a control failed or did not run, trust nothing.
     """
-    from ppbench.base.bars import Bars
-    from ppbench.commands.terminal import planned_report, swept_report
-    from ppbench.records.run_files import typed_command
-    from ppbench.report.controls import exit_of
+    from ppbench.commands.terminal import planned_report
     from ppbench.run.config import resolve_device
     from ppbench.run.suite import load_suite
     from ppbench.run.sweep import default_out, plan_sweep
     from ppbench.run.sweep import sweep as run
 
-    where = resolve_device(device)
+    where, chosen = resolve_device(device), filters(only or [])
     loaded = load_suite(
         suite, preset, add=add or (), dataset=dataset, device=where, tf32=tf32, weights=weights, isolate=isolate
     )
-    chosen = filters(only or [])
     if dry_run:
         planned_report(plan_sweep(loaded, out or default_out(loaded), chosen))
         return
+    start = partial(run, loaded, out=out, engine=engine, workers=workers, address=address, only=chosen, device=where)
+    _sweep_and_report(start, full)
+
+
+def _sweep_and_report(start: Callable[..., SweepResult], full: bool) -> None:
+    """Run a sweep with progress bars and print its result; exits as its records and controls demand."""
+    from ppbench.base.bars import Bars
+    from ppbench.commands.terminal import swept_report
+    from ppbench.records.run_files import typed_command
+    from ppbench.report.controls import exit_of
+
     with Bars() as bars:
-        swept = run(
-            loaded,
-            out=out,
-            engine=engine,
-            workers=workers,
-            address=address,
-            only=chosen,
-            device=where,
-            progress=bars,
-            command=typed_command(),
-        )
+        swept = start(progress=bars, command=typed_command())
     swept_report(swept, full)
     if code := exit_of(swept.records, swept.reliable):
         raise typer.Exit(code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 120  # columns where standard output is no terminal
 
 
-def console(width: int = PLAIN_WIDTH) -> Console:
-    """Return the console for reports; `width` columns wide if it is no terminal."""
+def console() -> Console:
+    """Return the console for reports."""
     screen = Console()
-    return screen if screen.is_terminal else Console(width=width)
+    return screen if screen.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def plain_table(names: Iterable[str], title: str | None = None, wrapped: Iterable[str] = ()) -> Table:
@@ -313,34 +313,7 @@ def _entry(record: Measured | None, name: str, form: str) -> str:
 def evaluation_json(result: Evaluation) -> dict[str, Any]:
     """Return the result in types that JSON has: verdict, controls and the cells' metrics."""
     ranks = ranks_of(result.answer.boards)
-
-    def cell(record: Record) -> dict[str, Any]:
-        config = record.config
-        return {
-            "cell_id": record.cell_id,
-            "defense": config.defense.id,
-            "parameters": config.defense.parameters,
-            "control": config.defense.control.model_dump() if config.defense.control else None,
-            "attack": config.attack.id,
-            "kind": config.attack.kind,
-            "adaptive": config.attack.adaptive,
-            "follows": config.attack.follows,
-            "threat_model": config.threat_model.id,
-            "dataset": config.data.name,
-            "model": config.model.id,
-            **{name: getattr(config, name) for name in ("suite", "seed", "stage", "batch_size", "role")},
-            **config.probing.model_dump(),
-            **ranks.get(record.cell_id, {"rank_low": None, "rank_high": None}),
-            "status": record.status,
-            "reason": record.reason,
-            "accuracy": record.utility.accuracy,
-            "utility": record.utility.model_dump(exclude={"curve"}),
-            "cost": record.cost.model_dump(),
-            "privacy": record.privacy.model_dump(),
-            "flags": [flag.model_dump() for flag in record.flags],
-            "metrics": {m.name: m.model_dump(exclude={"name"}) for m in record.metrics},
-        }
-
+    unranked = {"rank_low": None, "rank_high": None}
     return {
         **result.answer.as_dict(),
         "reliable": result.reliable,
@@ -349,7 +322,36 @@ def evaluation_json(result: Evaluation) -> dict[str, Any]:
         "data": list(result.notes),
         "computed": result.computed,
         "out": str(result.out),
-        "cells": [cell(record) for record in result.records],
+        "cells": [_cell_json(record, ranks.get(record.cell_id, unranked)) for record in result.records],
+    }
+
+
+def _cell_json(record: Record, rank: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a cell's configuration, rank and figures in types that JSON has."""
+    config = record.config
+    return {
+        "cell_id": record.cell_id,
+        "defense": config.defense.id,
+        "parameters": config.defense.parameters,
+        "control": config.defense.control.model_dump() if config.defense.control else None,
+        "attack": config.attack.id,
+        "kind": config.attack.kind,
+        "adaptive": config.attack.adaptive,
+        "follows": config.attack.follows,
+        "threat_model": config.threat_model.id,
+        "dataset": config.data.name,
+        "model": config.model.id,
+        **{name: getattr(config, name) for name in ("suite", "seed", "stage", "batch_size", "role")},
+        **config.probing.model_dump(),
+        **rank,
+        "status": record.status,
+        "reason": record.reason,
+        "accuracy": record.utility.accuracy,
+        "utility": record.utility.model_dump(exclude={"curve"}),
+        "cost": record.cost.model_dump(),
+        "privacy": record.privacy.model_dump(),
+        "flags": [flag.model_dump() for flag in record.flags],
+        "metrics": {m.name: m.model_dump(exclude={"name"}) for m in record.metrics},
     }
 
 

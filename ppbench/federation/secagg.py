@@ -163,9 +163,7 @@ def new_keys(ctx: Context) -> Keys:
     return Keys(private, torch.zeros(0, 32, dtype=torch.uint8), torch.zeros(0, 0, dtype=torch.bool), none)
 
 
-def exchange_keys(
-    ctx: Context, server: Server, cohort: Sequence[int], graph: Tensor
-) -> Generator[Step, Mapping[int, Tree], Server]:
+def exchange_keys(server: Server, cohort: Sequence[int], graph: Tensor) -> Generator[Step, Mapping[int, Tree], Server]:
     """Run set-up as the server: collect counts and public keys, then send the roster to all (ProtocolError)."""
     server, public = yield from _collect_keys(server, cohort)
     yield Step(server, dict.fromkeys(cohort, Roster(server.counts, public, graph)))
@@ -173,7 +171,7 @@ def exchange_keys(
 
 
 def exchange_neighbor_keys(
-    ctx: Context, server: Server, cohort: Sequence[int], neighbors: Tensor
+    server: Server, cohort: Sequence[int], neighbors: Tensor
 ) -> Generator[Step, Mapping[int, Tree], Server]:
     """Run set-up as the server of a sparse graph, `neighbors` [N, D]: each client gets its neighbors' keys alone."""
     server, public = yield from _collect_keys(server, cohort)
@@ -358,7 +356,7 @@ class PairedDefense(Defense):
         """Collect numbers of examples; with keys, also exchange public keys between all clients."""
         if not self.paired:
             return super().setup(ctx, server, cohort)
-        return exchange_keys(ctx, server, cohort, complete_graph(len(cohort)))
+        return exchange_keys(server, cohort, complete_graph(len(cohort)))
 
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Announce a public key and agree on secrets at set-up; then answer as usual."""

@@ -18,7 +18,7 @@ from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError, first_of, shown
 from ppbench.base.files import kind_of
 from ppbench.base.registry import GROUP_NOUNS, find
-from ppbench.base.suite_files import shipped
+from ppbench.base.toml_files import shipped
 from ppbench.ledger.submission import (
     Submission,
     describe_submission,

@@ -213,12 +213,6 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
         raise ValueError(f"{shown(name, 40)} appears twice in one object")
 
 
-def to_json(model: Strict) -> bytes:
-    """Return `model` as the JSON of our files: sorted keys, one final newline."""
-    fields = model.model_dump(mode="json", by_alias=True)
-    return (json.dumps(fields, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
-
-
 # -- The ledger's book: every submission to every transcript, in order, with the decision. Entries are only ever
 # added --
 # TRUTH/ledger.jsonl has one line per submission; the records of all of them lie in TRUTH/external.

@@ -37,7 +37,6 @@ from ppbench.ledger.form import (
     TranscriptInfo,
     Truth,
     row_key,
-    to_json,
     truth_commitment,
 )
 from ppbench.ledger.transcript import load_transcript, model_code, pack_view, plan_json
@@ -45,7 +44,7 @@ from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Probe
 from ppbench.records.run_files import salt_of
 from ppbench.records.schema import CellConfig, Record, Scalar
-from ppbench.records.store import Store
+from ppbench.records.store import Store, canonical_json
 from ppbench.report.controls import CONTROLS
 from ppbench.run.cells import CellGroup, find_cell, groups
 from ppbench.run.config import EvaluateConfig
@@ -155,7 +154,7 @@ def freeze(source: ViewSource, out: Path, secrets: Sequence[Tensor]) -> Transcri
     home = out / about.id
 
     def write(draft: Path) -> None:
-        (draft / ABOUT).write_bytes(to_json(about))
+        (draft / ABOUT).write_bytes(canonical_json(about))
         for name, data in files.items():
             (draft / name).write_bytes(data)
         _check_leaks(draft, secrets, source.salt)
@@ -268,7 +267,7 @@ def _keep_truth(source: ViewSource, truth: Truth, x: Tensor, y: Tensor) -> None:
     folder = make_folder(source.store.out / "truth")
     folder.chmod(0o700)
     write_atomic(folder / f"{truth.id}.safetensors", save({n: t.contiguous() for n, t in tensors.items()}))
-    write_atomic(folder / f"{truth.id}.json", to_json(truth))
+    write_atomic(folder / f"{truth.id}.json", canonical_json(truth))
 
 
 PUBLIC_DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn")

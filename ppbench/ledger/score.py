@@ -40,7 +40,6 @@ from ppbench.ledger.form import (
     read_book,
     read_bounded,
     row_key,
-    to_json,
     tries_at,
     truth_commitment,
 )
@@ -54,7 +53,7 @@ from ppbench.questions.base import question_for, question_of
 from ppbench.questions.inquiry import Inquiry, Probe, Scored, Yardstick
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import AttackInfo, CellConfig, Record
-from ppbench.records.store import Store
+from ppbench.records.store import Store, canonical_json
 from ppbench.report.compare.paired import resampled_statistic, rules_for, sample_of
 from ppbench.report.controls import value
 from ppbench.report.worst import Measured, WorstCase, worst_case
@@ -128,7 +127,7 @@ def save_guesses(path: Path | str, about: GuessAbout, guesses: Sequence[Guess]) 
         tensors["confidence"] = torch.tensor([float(one) for one in sure if one is not None], dtype=torch.float64)
     target = Path(path).with_suffix(".json")
     write_output(target.with_suffix(".safetensors"), save(tensors))
-    write_output(target, to_json(about))
+    write_output(target, canonical_json(about))
     return target
 
 

@@ -40,6 +40,24 @@ def held_network(
     data_range: least and greatest value of an input. when: for errors, when to switch to eval mode.
     UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or `nets.user_model` refuses it.
     """
+    module = _with_weights(module)
+    name = type(module).__name__
+    with torch.random.fork_rng(devices=[]):
+        try:
+            copy, x = importable(lambda: user_model.runnable_copy(module, shape, data_range))
+            classifier = user_model.as_classifier(name, copy, x, when)
+        except UsageError:
+            raise
+        except Exception as cause:  # whatever somebody's forward pass raises
+            raise UsageError(_failed_pass(module, shape, data_range, cause)) from cause
+    start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
+    net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
+    names_here = {classifier.own_name(n) if isinstance(classifier, UserNetwork) else n: n for n in start}
+    return HeldNetwork(spec, {names_here[n]: n for n, value in module.named_parameters() if value.requires_grad})
+
+
+def _with_weights(module: nn.Module) -> nn.Module:
+    """Return a user's module without wrappers; UsageError: no `nn.Module`, without values, TorchScript, or tied."""
     if not isinstance(module, nn.Module):
         right = "a torch.nn.Module that answers a batch of inputs by logits"
         raise UsageError(f"The model is {shown(module, 60)}; it must be {right}.")
@@ -50,26 +68,21 @@ def held_network(
     if isinstance(module, torch.jit.ScriptModule):
         raise UsageError(f"Model {name!r} is TorchScript; give the nn.Module that it was made of, with its weights.")
     check_untied(name, module)
-    with torch.random.fork_rng(devices=[]):
-        try:
-            copy, x = importable(lambda: user_model.runnable_copy(module, shape, data_range))
-            classifier = user_model.as_classifier(name, copy, x, when)
-        except UsageError:
-            raise
-        except Exception as cause:  # whatever somebody's forward pass raises
-            if taken := user_model.batch_it_runs_on(module, shape, data_range):
-                right = "let its forward pass take the batch size, precision and device of its input"
-                reason = f"it runs on {taken}, but not as attacks need it ({because(cause, 200)}); {right}"
-                raise UsageError(f"Model {name!r} cannot be used for inputs {shape}: {reason}.") from cause
-            if embedding := _embedding(module, str(cause)):
-                words = f"Model {name!r} has an embedding of tokens ({embedding}), which takes whole numbers"
-                raise UsageError(f"{words}; inputs are floats here, token inputs are not supported yet.") from cause
-            reason = f"{because(cause, 300)}; shape must be that of one input, without the batch"
-            raise UsageError(f"Model {name!r} cannot be run on inputs of shape {shape}: {reason}.") from cause
-    start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
-    net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
-    names_here = {classifier.own_name(n) if isinstance(classifier, UserNetwork) else n: n for n in start}
-    return HeldNetwork(spec, {names_here[n]: n for n, value in module.named_parameters() if value.requires_grad})
+    return module
+
+
+def _failed_pass(module: nn.Module, shape: tuple[int, ...], data_range: tuple[float, float], cause: Exception) -> str:
+    """Return the sentence on a network whose pass on inputs of `shape` raised `cause`: what it takes instead."""
+    name = type(module).__name__
+    if taken := user_model.batch_it_runs_on(module, shape, data_range):
+        right = "let its forward pass take the batch size, precision and device of its input"
+        reason = f"it runs on {taken}, but not as attacks need it ({because(cause, 200)}); {right}"
+        return f"Model {name!r} cannot be used for inputs {shape}: {reason}."
+    if embedding := _embedding(module, str(cause)):
+        words = f"Model {name!r} has an embedding of tokens ({embedding}), which takes whole numbers"
+        return f"{words}; inputs are floats here, token inputs are not supported yet."
+    reason = f"{because(cause, 300)}; shape must be that of one input, without the batch"
+    return f"Model {name!r} cannot be run on inputs of shape {shape}: {reason}."
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

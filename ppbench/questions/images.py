@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from math import isfinite
 from statistics import median
@@ -198,42 +198,27 @@ def score_images(
     see `Probe`. columns: the encoding of table rows, whose accuracy is then measured. modality: of the
     data; None: by their shape.
     """
-    scores: list[ImageScore] = []
-    pairs: list[tuple[Tensor, Tensor]] = []
-    evidence_and_truth: list[tuple[Evidence, Data]] = []
+    truths = [victims.truth(unit) for unit in victims.units]
+    modality = modality or modality_from(truths[0].x.shape[1:])
     mean = None if yardstick is None else yardstick.mean
-    modality = modality or modality_from(victims.truth(victims.units[0]).x.shape[1:])
-    for unit, guess in zip(victims.units, guesses, strict=True):
-        truth, own = victims.truth(unit), evidence.get(unit)
-        images = guessed_images(guess, truth)
-        images = images[modality.match(images, truth.x, data_range)]
-        if own is not None:
-            evidence_and_truth.append((own, truth))
-        residual = None if own is None or own.nuisance else _finite(at_truth(own, *_there(own, truth, len(unit))))
-        ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
-        unit_scores = _unit_scores(guess, images, truth, data_range, mean, modality)
-        for index, score in enumerate(unit_scores):
+    measure = _UnitMeasure(data_range, mean, columns, modality)
+    scores: list[ImageScore] = []
+    matched: list[Tensor] = []
+    for unit, truth, guess in zip(victims.units, truths, guesses, strict=True):
+        matched.append(measure.matched(guess, truth))
+        residual, ratio = _residual(evidence.get(unit), truth, len(unit)), _ratio(plain.get(unit), truth, len(unit))
+        for index, score in enumerate(measure.scores(guess, matched[-1], truth)):
             slot = unit[index // victims.batch]
-            score["detected"] = detected.get(slot)
-            score["accuracy"] = _accuracy(images[index], truth.x[index], columns, modality)
-            score["blind_accuracy"] = None if mean is None else _accuracy(mean, truth.x[index], columns, modality)
             score |= dict(probe=slot.probe, client=slot.client, index=index % victims.batch, cohort=len(unit) > 1)
-            scores.append(ImageScore(at_truth=residual, ratio=ratio, **score))
-        pairs.append((images, truth.x))
-    all_images, all_truths = (torch.cat(side) for side in zip(*pairs, strict=True))
+            scores.append(ImageScore(at_truth=residual, ratio=ratio, detected=detected.get(slot), **score))
+    images, originals = torch.cat(matched), torch.cat([truth.x for truth in truths])
     flags = inexact(scores)
     if yardstick is not None:
-        scores = perceived(scores, all_images, all_truths, data_range, yardstick.network)
-        if yardstick.gallery is not None:
-            labels = torch.cat([victims.truth(unit).y for unit in victims.units])
-            scores = recognized(scores, all_images, all_truths, labels, yardstick.gallery)
-        flags += flags_of(scores, evidence_and_truth, data_range, modality)
-    return Scored(list(scores), flags, all_images, all_truths, mean, modality.drawn)
-
-
-def _accuracy(guess: Tensor, truth: Tensor, columns: Columns | None, modality: Modality) -> float | None:
-    """Return the share of columns, or places, of an input that are right; None where it is not measured."""
-    return modality.accuracy(guess, truth) if columns is None else row_accuracy(guess, truth, columns)
+        scores = perceived(scores, images, originals, data_range, yardstick.network)
+        scores = recognized(scores, images, originals, torch.cat([t.y for t in truths]), yardstick.gallery)
+        own = [(evidence[unit], truth) for unit, truth in zip(victims.units, truths, strict=True) if unit in evidence]
+        flags += flags_of(scores, own, data_range, modality)
+    return Scored(list(scores), flags, images, originals, mean, modality.drawn)
 
 
 def inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
@@ -280,8 +265,18 @@ def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]
     return x, y
 
 
-def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
-    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases (SPN, Sec. 5); None: no bias or perturbation."""
+def _residual(evidence: Evidence | None, truth: Data, units: int) -> float | None:
+    """Return the discrepancy at the truth; None: no evidence, with unknown secrets, or not finite."""
+    if evidence is None or evidence.nuisance:
+        return None
+    return _finite(at_truth(evidence, *_there(evidence, truth, units)))
+
+
+def _ratio(plain: Evidence | None, truth: Data, units: int) -> float | None:
+    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases (SPN, Sec. 5); None: there are none, or no
+    perturbation of them."""
+    if plain is None:
+        return None
     simulated = plain.simulate(*_there(plain, truth, units))
     clean = {n: v.detach() for n, v in simulated.items() if n.startswith("features.") and v.dim() == 1}
     if not clean:
@@ -298,27 +293,48 @@ def guessed_images(guess: Guess, truth: Data) -> Tensor:
     return torch.full_like(truth.x, torch.nan) if guess.x is None else guess.x.detach().cpu().to(truth.x.dtype)
 
 
-def _unit_scores(
-    guess: Guess, images: Tensor, truth: Data, data_range: DataRange, mean: Tensor | None, modality: Modality
-) -> list[dict[str, Any]]:
-    """Return the score of each image of a unit, by field of `ImageScore`; images: the guess's, matched."""
-    hits: Sequence[bool | None] = [None] * len(truth.x)
-    if guess.y is not None:
-        hits = multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist())
-    paths, oracle = _paths(guess, truth, data_range), _oracle(guess, images, truth, data_range)
-    return [
-        {
-            **score_figures(image, original, data_range, modality),
-            "label": hits[index],
-            "confidence": _finite(guess.confidence),
-            "evaluations": guess.evaluations,
-            "blind": None if mean is None else blind_decibels(mean, original, data_range),
-            "oracle": None if mean is None else oracle[index],
-            "path": [(mark, values[index]) for mark, values in paths],
-            "layers": [LayerScore(**asdict(layer)) for layer in guess.layers],
-        }
-        for index, (image, original) in enumerate(zip(images, truth.x, strict=True))
-    ]
+@dataclass(frozen=True)
+class _UnitMeasure:
+    """Measures the guess about one unit. mean: the blind guess, None: it is not measured; columns: of table rows."""
+
+    data_range: DataRange
+    mean: Tensor | None
+    columns: Columns | None
+    modality: Modality
+
+    def matched(self, guess: Guess, truth: Data) -> Tensor:
+        """Return the guessed images in the order of the true ones that they fit best."""
+        images = guessed_images(guess, truth)
+        return images[self.modality.match(images, truth.x, self.data_range)]
+
+    def accuracy(self, guess: Tensor, truth: Tensor) -> float | None:
+        """Return the share of columns, or places, of an input that are right; None where it is not measured."""
+        return (
+            self.modality.accuracy(guess, truth) if self.columns is None else row_accuracy(guess, truth, self.columns)
+        )
+
+    def scores(self, guess: Guess, images: Tensor, truth: Data) -> list[dict[str, Any]]:
+        """Return the score of each image of a unit, by field of `ImageScore`; images: from `matched`."""
+        mean, data_range = self.mean, self.data_range
+        hits: Sequence[bool | None] = [None] * len(truth.x)
+        if guess.y is not None:
+            hits = multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist())
+        paths, oracle = _paths(guess, truth, data_range), _oracle(guess, images, truth, data_range)
+        return [
+            {
+                **score_figures(image, original, data_range, self.modality),
+                "label": hits[index],
+                "confidence": _finite(guess.confidence),
+                "evaluations": guess.evaluations,
+                "accuracy": self.accuracy(image, original),
+                "blind_accuracy": None if mean is None else self.accuracy(mean, original),
+                "blind": None if mean is None else blind_decibels(mean, original, data_range),
+                "oracle": None if mean is None else oracle[index],
+                "path": [(mark, values[index]) for mark, values in paths],
+                "layers": [LayerScore(**asdict(layer)) for layer in guess.layers],
+            }
+            for index, (image, original) in enumerate(zip(images, truth.x, strict=True))
+        ]
 
 
 def _finite(value: float | None) -> float | None:
@@ -337,8 +353,12 @@ def perceived(
     ]
 
 
-def recognized(scores: list[ImageScore], guess: Tensor, truth: Tensor, y: Tensor, gallery: Gallery) -> list[ImageScore]:
-    """Return `scores` with the recognition of the matched images [N, *shape]; y: targets [N, C]."""
+def recognized(
+    scores: list[ImageScore], guess: Tensor, truth: Tensor, y: Tensor, gallery: Gallery | None
+) -> list[ImageScore]:
+    """Return `scores` with the recognition of the matched images [N, *shape], if in a gallery; y: targets [N, C]."""
+    if gallery is None:
+        return scores
     classes = None if gallery.classes is None else y.argmax(1).cpu()
     recognized_images = gallery.recognize(guess, truth, classes)
     shared = dict(gallery=len(gallery.x), common=gallery.common)

@@ -291,12 +291,12 @@ def median_interval(ordered: Sequence[float]) -> tuple[float | None, float | Non
     return (ordered[rank - 1], ordered[-rank]) if rank else (None, None)
 
 
-def client_cost(fed: Federation, params: Params, index: int = 0) -> ClientCost:
-    """Return what the first round takes a client of `fed`, a federation just started from `params`; it stays so."""
+def client_cost(fed: Federation, params: Params) -> ClientCost:
+    """Return what round 1 takes the first client of `fed`, a federation just started from `params`; it stays so."""
     plain = Federation(UNDEFENDED, fed.plan, fed.shards, fed.seeds, fed.device, fed.backend)
     plain.start(params)
     try:
-        client, beside = measured_client(fed, index), measured_client(plain, index)
+        client, beside = measured_client(fed), measured_client(plain)
         encrypted = encryption_time(fed.defense.ciphering(fed.plan))
         taken = relative_time(client, beside).model_copy(update={"encryption": encrypted})
         return ClientCost(peak_memory(client), taken)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ppbench.adversary.replay import replayed_evidence
 from ppbench.base.errors import Overflow
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, Tree, leaves, moved, tree_map
+from ppbench.base.tree import Params, Tree, leaves, moved, norm, tree_map
 from ppbench.federation.acting import Acting, Before, matching_params
 from ppbench.federation.contract import Defense
 from ppbench.federation.drive import party_context
@@ -180,7 +180,7 @@ def distance(fed: Federation, transcript: Transcript, data: Mapping[Slot, Data])
         )
         plain = _undefended(draws, evidence.params, moved(data[slot], fed.device))
         apart = {name: scale * value - plain[name].double() for name, value in evidence.observed.items()}
-        distances.append(_norm(apart) / max(_norm(plain), 1e-30))
+        distances.append(norm(apart) / max(norm(plain), 1e-30))
     return median(distances) if distances else None
 
 
@@ -190,7 +190,3 @@ def _undefended(ctx: Context, params: Params, data: Data) -> Params:
     job = none.prepare(ctx, (), Model(params), data)
     assert job is not None  # weights were sent
     return tree_map(lambda value: value.detach(), none.compute(ctx.plan, job))
-
-
-def _norm(update: Params) -> float:
-    return float(torch.stack([value.double().norm() for value in update.values()]).norm())

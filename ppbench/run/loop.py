@@ -19,10 +19,12 @@ from ppbench.base.registry import admit
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Data
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.model_object import held_network
+from ppbench.nets.net import HeldSpec
 from ppbench.records.schema import Scalar
 from ppbench.run.config import configure
 from ppbench.run.experiment import make_attack
@@ -97,11 +99,7 @@ def federate(
         raise unknown("option of training", other, TRAINING)
     if not isinstance(defense, Defense):
         raise UsageError(f"The defense is {shown(defense, 60)}; give what load_defense gives.")
-    pairs, ends = shards_of(shards), range_of(data_range)
-    check_real(model)
-    spec = held_network(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), ends, when="").spec
-    data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(pairs)}
-    check_range(data, ends)
+    spec, data = _network_and_data(model, shards, ends := range_of(data_range))
     config = configure(defense=defense.name, clients=len(data), **training)
     plan = plan_on(config, spec, ends)
     check_device(config.device)
@@ -112,6 +110,18 @@ def federate(
     with guard("defenses", defense.name):
         federation.start(spec.start)
     return federation
+
+
+def _network_and_data(
+    model: Module, shards: Sequence[Shard], data_range: tuple[float, float]
+) -> tuple[HeldSpec, dict[int, Data]]:
+    """Return a copy of a user's network, for inputs such as the first client's, and each client's examples, checked."""
+    pairs = shards_of(shards)
+    check_real(model)
+    spec = held_network(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), data_range, when="").spec
+    data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(pairs)}
+    check_range(data, data_range)
+    return spec, data
 
 
 @computing()

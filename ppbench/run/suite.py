@@ -24,8 +24,7 @@ from ppbench.adversary.isolation import IsolatedAttack
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.files import kind_of
 from ppbench.base.registry import plugins
-from ppbench.base.suite_files import shipped
-from ppbench.base.toml_lines import Loc, TomlFile, toml_file
+from ppbench.base.toml_files import Loc, TomlFile, shipped, toml_file
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.config import DefenseName, EvaluateConfig, configure
 from ppbench.run.experiment import WHOLE, Experiment, built_for, make_attack, resolve

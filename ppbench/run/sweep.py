@@ -13,7 +13,7 @@ from ppbench.base.bars import Bars
 from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import canonical, plugins
-from ppbench.base.suite_files import shipped
+from ppbench.base.toml_files import shipped
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.records.run_files import keep_salt, salt_of, soundness_of, time_of
 from ppbench.records.schema import CellConfig, Record
@@ -188,26 +188,35 @@ def sweep(
 
     Raises UsageError: an option cannot be used (nothing has been written then), or nothing can be written.
     """
-    loaded = (
-        suite
-        if isinstance(suite, Suite)
-        else load_suite(suite, preset, add=add, dataset=dataset, device=device, tf32=tf32, isolate=isolate)
-    )
+    loaded = suite
+    if not isinstance(loaded, Suite):
+        loaded = load_suite(loaded, preset, add=add, dataset=dataset, device=device, tf32=tf32, isolate=isolate)
     bars = progress or Bars(quiet=True)
     executor = make_executor(engine, workers, partial(bars.advance, "training"), address, device)
     sweep_plan = plan_sweep(loaded, default_out(loaded) if out is None else out, only)
-    sweep_plan.store.prepare()
-    keep_salt(sweep_plan.store.out, next((config.salt for config in sweep_plan.suite.configs), ""))
-    sweep_plan.store.sweep()
-    store = sweep_plan.store
+    store = _prepared(sweep_plan)
     computed = compute(sweep_plan.cells, sweep_plan.todo, store, executor, bars, strict=False, command=command)
-    records = tuple(store.load(cell) for cell in ended_cells(sweep_plan.cells, store))
     if computed or not up_to_date(store, PAPER_CLAIMS):
         write_board(store, PAPER_CLAIMS)
+    return _result(loaded, sweep_plan)
+
+
+def _prepared(planned: SweepPlan) -> Store:
+    """Make the folder of results ready, with its secret if there is one; return its store."""
+    planned.store.prepare()
+    keep_salt(planned.store.out, next((config.salt for config in planned.suite.configs), ""))
+    planned.store.sweep()
+    return planned.store
+
+
+def _result(suite: Suite, planned: SweepPlan) -> SweepResult:
+    """Return the result of a sweep that has ended, from its folder."""
+    store = planned.store
+    records = tuple(store.load(cell) for cell in ended_cells(planned.cells, store))
     harness = check_harness(soundness_of(store))
     verdict = standalone_sentences(defense_sentences(judged_evaluations(list(records), harness.ok is not False)))
     answer = answer_of(records, harness, partial(time_of, store.out))
-    return SweepResult(loaded, records, tuple(verdict), answer, store.out, count_cells(sweep_plan.todo))
+    return SweepResult(suite, records, tuple(verdict), answer, store.out, count_cells(planned.todo))
 
 
 def default_out(suite: Suite) -> Path:

@@ -6,11 +6,12 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.fence import check_answers
@@ -21,8 +22,7 @@ from ppbench.base.version import __version__
 from ppbench.federation.contract import guarantee_faults
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Plan
-from ppbench.metrics.intervals import Interval, clopper_pearson
-from ppbench.metrics.segmentation import Overlap, joined_overlap, mask_overlap, mean_overlap, over_images
+from ppbench.metrics.intervals import Estimate, Interval, bootstrap, clopper_pearson
 from ppbench.nets.net import initial
 from ppbench.records.run_files import save_time, training_id
 from ppbench.records.schema import TRAININGS, Cost, Played, Privacy, Strict, Utility
@@ -207,7 +207,11 @@ def _train_once(
     return fed, figures_of(fed, task, curve, finished, taken.memory_peak)
 
 
-def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float | None]:
+SquaredError = tuple[float, float | None, float | None]
+"""Mean squared error and the ends of its interval."""
+
+
+def mean_square(fed: Federation, task: Task) -> SquaredError:
     """Return the mean squared error on the test part over `Federation.models`, and its interval (None for one
     example)."""
     every = [(outputs - task.test.y.double()).square().mean(1) for outputs in fed.answers(task.test.x)]
@@ -226,15 +230,6 @@ def _top5(fed: Federation, task: Task) -> tuple[float, Interval]:
     return share, clopper_pearson(round(share * n), n)
 
 
-def masks_overlap(fed: Federation, task: Task) -> Overlap:
-    """Return how well predicted masks fit those of the test part, image by image the mean over `Federation.models`."""
-    size = max(1, MASK_PIXELS_AT_ONCE // task.test.y[0].numel())
-    parts = [*zip(task.test.x.split(size), task.test.y.split(size), strict=True)]
-    return mean_overlap(
-        [joined_overlap([mask_overlap(fed.outputs(x, model), y) for x, y in parts]) for model in fed.models()]
-    )
-
-
 def curve_figure(fed: Federation, task: Task) -> float:
     """Return the figure of the learning curve: accuracy, of pixels where targets are masks, or mean squared error."""
     if task.segmented:
@@ -242,70 +237,62 @@ def curve_figure(fed: Federation, task: Task) -> float:
     return fed.accuracy(task.test) if task.classified else mean_square(fed, task)[0]
 
 
-def _mask_utility(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Utility:
-    """Return the figures of predicted masks; chance is the pixel accuracy of the best constant mask."""
-    fit, ones = masks_overlap(fed, task), float(task.test.y.double().mean())
-    accuracy, dice = (over_images(part, task.seeds.seed("utility")) for part in (fit.accuracy, fit.dice))
-    return Utility(
-        accuracy=accuracy.value,
-        low=accuracy.interval.low,
-        high=accuracy.interval.high,
-        n=len(fit.dice),
-        chance=max(ones, 1 - ones),
-        curve=curve,
-        reason="accuracy is the share of pixels; intervals resample images",
-        dice=dice.value,
-        dice_low=dice.interval.low,
-        dice_high=dice.interval.high,
-    )
-
-
 def figures_of(
     fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
 ) -> TrainingResult:
     """Return accuracy, bytes and guarantee of a training that has ended."""
+    failure = None if finished else f"the model was not finite after round {fed.round}"
+    squared = None
     if finished:
         check_answers("defenses", fed.defense.name, lambda: _output_faults(fed.outputs(task.test.x[:2]), task))
-    n, reason = len(task.test.x), None if finished else f"the model was not finite after round {fed.round}"
-    mse, low, high = mean_square(fed, task) if finished and task.plan.loss == "squared" else (None, None, None)
-    if mse is not None and not math.isfinite(mse):  # large weights of many layers multiply
-        reason, finished = f"the model's errors were not finite after round {fed.round}", False
-        mse, low, high = None, None, None
-    accuracy = curve[-1][1] if finished and task.classified else None
-    interval = None if accuracy is None else clopper_pearson(round(accuracy * n), n)
-    top5, ends = _top5(fed, task) if accuracy is not None and task.plan.spec.classes > TOP5_CLASSES else (None, None)
-    utility = Utility(
-        accuracy=accuracy,
-        low=interval.low if interval else None,
-        high=interval.high if interval else None,
-        n=n,
-        chance=1 / task.plan.spec.classes,
-        curve=curve,
-        reason=reason if interval or reason else "targets are numbers; mse stands instead",
-        mse=mse,
-        mse_low=low,
-        mse_high=high,
-        accuracy_top5=top5,
-        accuracy_top5_low=ends.low if ends else None,
-        accuracy_top5_high=ends.high if ends else None,
-        constant=None if accuracy is None else commonest_count(task) / n,
-        constant_mse=None
-        if mse is None
-        else float((task.test.y.double() - task.test.y.double().mean(0)).square().mean()),
-    )
-    if finished and task.segmented:
-        utility = _mask_utility(fed, task, curve)
+        squared = mean_square(fed, task) if task.plan.loss == "squared" else None
+    if squared is not None and not math.isfinite(squared[0]):  # large weights of many layers multiply
+        failure = f"the model's errors were not finite after round {fed.round}"
     return TrainingResult(
-        utility=utility,
+        utility=_utility(fed, task, curve, squared) if failure is None else _no_utility(task, curve, failure),
         cost=_cost(fed, memory_peak),
         privacy=_privacy(fed),
         played=_played(fed),
-        diverged=not finished,
+        diverged=failure is not None,
         seconds=fed.seconds,
     )
 
 
-def _output_faults(outputs: torch.Tensor, task: Task) -> Iterator[str]:
+def _no_utility(task: Task, curve: list[tuple[int, float]], reason: str) -> Utility:
+    """Return the utility of a model that gives no finite outputs: none, with the reason."""
+    classes, count = task.plan.spec.classes, len(task.test.x)
+    return Utility(accuracy=None, low=None, high=None, n=count, chance=1 / classes, curve=curve, reason=reason)
+
+
+def _utility(fed: Federation, task: Task, curve: list[tuple[int, float]], squared: SquaredError | None) -> Utility:
+    """Return the figures of a model that gives finite outputs; `squared`: its error where that is the loss."""
+    if task.segmented:
+        return _mask_utility(fed, task, curve)
+    n, classes, truth = len(task.test.x), task.plan.spec.classes, task.test.y
+    accuracy = curve[-1][1] if task.classified else None
+    interval = None if accuracy is None else clopper_pearson(round(accuracy * n), n)
+    top5, ends = _top5(fed, task) if accuracy is not None and classes > TOP5_CLASSES else (None, None)
+    mse, mse_low, mse_high = squared or (None, None, None)
+    return Utility(
+        accuracy=accuracy,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
+        n=n,
+        chance=1 / classes,
+        curve=curve,
+        reason=None if interval else "targets are numbers; mse stands instead",
+        mse=mse,
+        mse_low=mse_low,
+        mse_high=mse_high,
+        accuracy_top5=top5,
+        accuracy_top5_low=ends.low if ends else None,
+        accuracy_top5_high=ends.high if ends else None,
+        constant=None if accuracy is None else commonest_count(task) / n,
+        constant_mse=None if mse is None else float((truth.double() - truth.double().mean(0)).square().mean()),
+    )
+
+
+def _output_faults(outputs: Tensor, task: Task) -> Iterator[str]:
     """Yield what is wrong with the outputs of `predict` on the first two test examples."""
     classes = task.plan.spec.classes
     if outputs.dim() < 2 or outputs.shape[:2] != (len(task.test.x[:2]), classes):
@@ -361,3 +348,61 @@ def _played(fed: Federation) -> Played | None:
         return None
     examples = [len(fed.shards[client].x) for client in range(fed.plan.clients)]
     return Played(roles=list(fed.defense.roles), rounds=rounds.tolist(), examples=examples)
+
+
+# -- Segmentation: Dice coefficient and pixel accuracy of predicted masks --
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Figures of N images, float64 [N] each: dice = 2 |A and B| / (|A| + |B|) of predicted and true ones (Dice 1945), 1
+    if neither mask has any, and accuracy, the share of pixels with the right prediction.
+    """
+
+    dice: Tensor
+    accuracy: Tensor
+
+
+def mask_overlap(logits: Tensor, masks: Tensor) -> Overlap:
+    """Return the figures of masks predicted by positive, finite `logits` for 0/1 `masks`.
+
+    Both are [N, 1, H, W]; ValueError if the shapes differ.
+    """
+    if logits.shape != masks.shape:
+        raise ValueError(f"logits of shape {tuple(logits.shape)} for masks of {tuple(masks.shape)}")
+    predicted, true = ((logits > 0) & logits.isfinite()).flatten(1), (masks > 0.5).flatten(1)
+    both, total = (predicted & true).sum(1).double(), (predicted.sum(1) + true.sum(1)).double()
+    return Overlap(torch.where(total > 0, 2 * both / total.clamp(min=1), 1.0), (predicted == true).double().mean(1))
+
+
+def over_images(figures: Tensor, seed: int) -> Estimate:
+    """Return the mean of `figures` [N] with its bootstrap interval over images."""
+    return bootstrap([value.reshape(1).numpy() for value in figures], "mean", seed)
+
+
+def masks_overlap(fed: Federation, task: Task) -> Overlap:
+    """Return how well predicted masks fit those of the test part, image by image the mean over `Federation.models`."""
+    size = max(1, MASK_PIXELS_AT_ONCE // task.test.y[0].numel())
+    parts = [*zip(task.test.x.split(size), task.test.y.split(size), strict=True)]
+    by_model = [[mask_overlap(fed.outputs(x, model), y) for x, y in parts] for model in fed.models()]
+    dice = torch.stack([torch.cat([part.dice for part in model]) for model in by_model])
+    accuracy = torch.stack([torch.cat([part.accuracy for part in model]) for model in by_model])
+    return Overlap(dice.mean(0), accuracy.mean(0))
+
+
+def _mask_utility(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Utility:
+    """Return the figures of predicted masks; chance is the pixel accuracy of the best constant mask."""
+    fit, ones = masks_overlap(fed, task), float(task.test.y.double().mean())
+    accuracy, dice = (over_images(part, task.seeds.seed("utility")) for part in (fit.accuracy, fit.dice))
+    return Utility(
+        accuracy=accuracy.value,
+        low=accuracy.interval.low,
+        high=accuracy.interval.high,
+        n=len(fit.dice),
+        chance=max(ones, 1 - ones),
+        curve=curve,
+        reason="accuracy is the share of pixels; intervals resample images",
+        dice=dice.value,
+        dice_low=dice.interval.low,
+        dice_high=dice.interval.high,
+    )

@@ -112,7 +112,7 @@ def _dataset(table: pd.DataFrame, target: str, options: CsvOptions, seed: int, p
     """Return the data set of a table: rows that the options keep, split and encoded."""
     frame = _complete(table, target, options, path)
     regression = options.task == "regression"
-    y, classes = _targets(frame[target], path) if regression else _labels(frame[target], options, path)
+    y, classes = _targets(frame[target], path) if regression else _labels(frame[target], path)
     inputs = frame.drop(columns=[target])
     _check_columns(inputs, path)
     train, test = _parts(strata(y) if regression else y, options.split, seed, path)
@@ -174,7 +174,7 @@ def _parts(groups: Tensor, shares: tuple[int, int, int], seed: int, path: Path) 
     return train, test
 
 
-def _labels(column: pd.Series, options: CsvOptions, path: Path) -> tuple[Tensor, int]:
+def _labels(column: pd.Series, path: Path) -> tuple[Tensor, int]:
     """Return (labels int64 [N], number of classes): the rank of each value among the sorted distinct values."""
     _check_present(column, path)
     values, inverse = np.unique(column.to_numpy(), return_inverse=True)

@@ -47,7 +47,7 @@ from ppbench.adapters.flower.runtime import RUN, SERVER_NODE, Nodes, node_of, ru
 from ppbench.adapters.user_code import Steps, as_usage_error, context_seed, watched
 from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.registry import imported
-from ppbench.base.suite_files import tomllib
+from ppbench.base.toml_files import tomllib
 from ppbench.base.tree import Tree
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.plan import Data, Plan

@@ -259,7 +259,7 @@ class Encrypted(NVFlareStock):
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Exchange public keys between all clients."""
-        return secagg.exchange_keys(ctx, server, cohort, secagg.complete_graph(len(cohort)))
+        return secagg.exchange_keys(server, cohort, secagg.complete_graph(len(cohort)))
 
     def reply(self, ctx: Context, me: FilterState, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Agree on keys at set-up; then answer as the base class, with the encrypted variables masked (Overflow)."""

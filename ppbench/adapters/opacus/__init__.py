@@ -34,10 +34,10 @@ def defense(argument: str, name: str) -> type[Defense]:
     Raises UsageError: Opacus is not installed, or too old, or there is no such mechanism.
     """
     with FRAMEWORK.importing(name):
-        from ppbench.adapters.opacus import defenses
+        from ppbench.adapters.opacus import mechanism
 
-    if shipped := FRAMEWORK.shipped(argument, "mechanism", defenses.OPACUS_STOCK):
+    if shipped := FRAMEWORK.shipped(argument, "mechanism", mechanism.OPACUS_STOCK):
         return shipped
     if not ADDRESS.fullmatch(argument):
         raise FRAMEWORK.no_name(argument, "stock/NAME, or MODULE:OBJECT of yours")
-    return defenses.defense(argument, name)
+    return mechanism.defense(argument, name)

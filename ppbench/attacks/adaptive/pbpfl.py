@@ -7,7 +7,7 @@ scalar of the network. Three independent families reveal the sum alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS_NAME, HEAD_WEIGHT, Sur
 from ppbench.defenses.pbpfl.protocol import PBPFLExt
 from ppbench.federation import secagg
 from ppbench.federation.bounds import PositiveInt
-from ppbench.federation.evidence import Evidence, Shared, Simulate
+from ppbench.federation.evidence import Evidence, Shared, Simulate, numbered
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
@@ -174,11 +174,8 @@ def joined_guess(guesses: Sequence[Guess]) -> Guess:
 def side_by_side(parts: Sequence[Evidence]) -> Evidence:
     """Return evidence about all slots of `parts` together; entries of part i are named "i/..."."""
 
-    def named(trees: Iterable[Params]) -> Params:
-        return {f"{i}/{n}": value for i, tree in enumerate(trees) for n, value in tree.items()}
-
     def simulate(x: Tensor, y: Tensor) -> Params:
-        return named(one.simulate(x[i : i + 1], y[i : i + 1]) for i, one in enumerate(parts))
+        return numbered([one.simulate(x[i : i + 1], y[i : i + 1]) for i, one in enumerate(parts)])
 
     unit = tuple(slot for one in parts for slot in one.unit)
-    return Evidence(unit, named(one.observed for one in parts), simulate, channel=parts[0].channel)
+    return Evidence(unit, numbered([one.observed for one in parts]), simulate, channel=parts[0].channel)

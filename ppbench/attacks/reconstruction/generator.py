@@ -83,16 +83,16 @@ class Architecture:
         return shapes
 
 
-def architecture(shape: tuple[int, ...], latent: int = 0) -> Architecture:
+def architecture(shape: tuple[int, ...]) -> Architecture:
     """Return the decoder for images of `shape` (C, H, W): doublings of a map of at least 4x4; UsageError below 8x8.
 
-    The latent has `latent` numbers; if 0, 128 but at most half as many as an image.
+    The latent has 128 numbers, but at most half as many as an image.
     """
     if not modality_from(shape).drawn or min(shape[1:]) < 2 * SMALLEST_MAP:
         raise UsageError(f"A generator makes images of 8x8 pixels or more, not inputs of shape {shape}; use ig or dlg.")
     count = int(math.log2(min(shape[1:]) / SMALLEST_MAP))
     widths = tuple(min(WIDEST, THINNEST * 2 ** (count - 1 - i)) for i in range(count))
-    return Architecture((shape[0], shape[1], shape[2]), latent or min(LATENT, math.prod(shape) // 2), widths)
+    return Architecture((shape[0], shape[1], shape[2]), min(LATENT, math.prod(shape) // 2), widths)
 
 
 def initial_weights(plan: Architecture, generator: torch.Generator) -> Params:

@@ -281,7 +281,7 @@ class ThresholdDefense(EncryptedSums):
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Exchange public keys between all clients (each also with itself), then relay the shares of private keys."""
         everybody = torch.ones(len(cohort), len(cohort), dtype=torch.bool)
-        server = yield from secagg.exchange_keys(ctx, server, cohort, everybody)
+        server = yield from secagg.exchange_keys(server, cohort, everybody)
         dealt = yield Step(server, dict.fromkeys(cohort, Deal(torch.zeros(0, LIMBS, dtype=torch.int64))))
         for client, answer in dealt.items():
             if not isinstance(answer, Deal) or answer.shares.shape != (len(cohort), LIMBS):

@@ -109,7 +109,7 @@ class MPDP(ModelPerturbation):
         """Draw the client graph, exchange public keys, announce the graph; neighbors share a secret."""
         everybody = self.graph == "complete"
         graph = secagg.complete_graph(len(cohort)) if everybody else n_out(len(cohort), self.n, ctx.generator)
-        server = yield from secagg.exchange_keys(ctx, server, cohort, graph)
+        server = yield from secagg.exchange_keys(server, cohort, graph)
         none = torch.zeros(0, dtype=torch.float64)
         return replace(server, own=ServerSecrets(none, none, none, graph))
 

@@ -362,7 +362,7 @@ class PointAudit:
 
 def _train_target(audit: PointAudit, after: Callable[[int], None] | None) -> None:
     fed, task, last = audit.start(0), audit.experiment.task, audit.experiment.config.rounds
-    peak, at_once = _room(audit, fed)
+    peak, at_once = _room(fed)
     recorder = Recorder(fed, last)
 
     def watch(round_: int) -> None:
@@ -384,7 +384,7 @@ def _train_target(audit: PointAudit, after: Callable[[int], None] | None) -> Non
     publish_folder(audit.target_folder, write)
 
 
-def _room(audit: PointAudit, fed: Federation) -> tuple[int | None, int]:
+def _room(fed: Federation) -> tuple[int | None, int]:
     """Return the peak bytes of a client's computation, None if round 1 overflows, and the number of concurrent runs."""
     kind = "cuda" if fed.device.type == "cuda" else "cpu"
     if chosen_backend(fed.backend if fed.defense.mappable else "loop", fed.device, fed.plan) == "loop":

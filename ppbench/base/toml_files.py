@@ -1,4 +1,7 @@
-"""Line numbers of values in a TOML file; the parser of the standard library reports them for syntax errors only."""
+"""Hand-written TOML files: line numbers of their values, and the suites that come with ppbench.
+
+Python's parser reports line numbers for syntax errors only. This module is light, for `ppbench list`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover
     import tomli as tomllib
+
+__all__ = ["Loc", "TomlFile", "shipped", "suite_titles", "toml_file", "tomllib"]
 
 LARGEST_TOML = 1_000_000
 """Most bytes of a hand-written file; a larger one is something else."""
@@ -111,3 +116,23 @@ def toml_file(path: Path, what: str) -> TomlFile:
         raise UsageError(f"{path} is nested too deep for a {what}, whose tables nest three levels at most.") from cause
     except ValueError as cause:  # a TOML error, or a number of more digits than Python reads
         raise UsageError(f"{path} is no TOML: {because(cause)}.") from cause
+
+
+# -- Suites that come with ppbench --
+
+SUITES_FOLDER = Path(__file__).parents[1] / "suites"
+
+
+def shipped() -> dict[str, Path]:
+    """Return the files of the suites that come with ppbench, by name."""
+    return {path.stem: path for path in sorted(SUITES_FOLDER.glob("*.toml"))}
+
+
+def suite_titles() -> dict[str, str]:
+    """Return their titles by name, each with its presets: "... (presets: two-cores)"."""
+    by_name = {}
+    for name, path in shipped().items():
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        presets = ", ".join(raw.get("preset", {}))
+        by_name[name] = str(raw.get("title", "")) + (f" (presets: {presets})" if presets else "")
+    return by_name
