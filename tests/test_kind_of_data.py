@@ -1,5 +1,6 @@
 """A new kind of data is one new file: sequences of integers, with their data set, go through the whole program."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -92,6 +93,19 @@ def test_sentences_terminal_and_page_speak_of_sequences(evaluation):
     assert "Places right" in page and "data:image/png" not in page
     assert not re.search(r"Columns right|Parts right|<th(?=[ >])[^<]*(PSNR|dB)|\d dB<", page)
     assert not re.search(r'"title":\s*"[^"]*(PSNR|dB)', page)
+
+
+def test_the_pages_glossary_and_the_table_of_worst_cases_are_of_sequences(evaluation):
+    page = (evaluation.out / "leaderboard.html").read_text()
+    how = page[page.index('<section id="how">') :]
+    how = re.sub("<[^>]+>", " ", how[: how.index("</section>")])
+    assert "at least half of the victims come out right" in how and not re.search(
+        r"\b(images?|PSNR|dB|SSIM|pixels)\b", how
+    ), re.findall(r".{40}\b(?:images?|PSNR|dB|SSIM|pixels)\b.{40}", how)
+    rows = list(csv.DictReader((evaluation.out / "worst_case.csv").open()))
+    assert rows and {"plain_reconstruction_accuracy", "worst_reconstruction_accuracy"} <= set(rows[0])
+    assert not [name for name in rows[0] if "psnr" in name or "rmse" in name]
+    assert {row["worst_reconstruction_accuracy"] for row in rows if row["defense"] == "none"} == {"1.0"}
 
 
 def test_verify_computes_again_what_can_be_and_says_what_cannot(evaluation):

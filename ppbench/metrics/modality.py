@@ -55,6 +55,8 @@ class Modality(ABC):
         headline: the metric that reconstructions are ranked by.  figure: its name in sentences.  title: its
             name in tables.  form: its format.
         broken: what is said of the share that is rebuilt of the undefended model.  rebuilt_title: its name in tables.
+        meaning_rebuilt, meaning_recognizable: what these levels say of a setting.  glossary: what the page explains of
+            this kind's figures, as (term, text).
         thresholds: a victim that passes one is rebuilt, and a setting whose median passes one with its whole interval;
             without any, a setting is rebuilt where half of the victims are.
         unmeasured_thresholds: the same where a figure of `thresholds` was not measured, as in older records.
@@ -78,6 +80,9 @@ class Modality(ABC):
     form: ClassVar[str] = ".2f"
     broken: ClassVar[str]
     rebuilt_title: ClassVar[str] = "Rebuilt"
+    meaning_rebuilt: ClassVar[str] = "at least half of the victims come out right, the whole interval"
+    meaning_recognizable: ClassVar[str] = "parts of inputs come out right well above chance"
+    glossary: ClassVar[tuple[tuple[str, str], ...]] = ()
     thresholds: ClassVar[tuple[Threshold, ...]] = ()
     unmeasured_thresholds: ClassVar[tuple[Threshold, ...]] = ()
     readers: ClassVar[tuple[str, ...]] = ()
@@ -208,6 +213,44 @@ class Image(Modality):
     title: ClassVar[str] = "PSNR"
     form: ClassVar[str] = ".1f"
     broken: ClassVar[str] = "images are rebuilt"
+    meaning_rebuilt: ClassVar[str] = (
+        "the median image has at most a tenth of the squared error of the best blind guess left (10 dB beyond it), its "
+        "whole interval"
+    )
+    meaning_recognizable: ClassVar[str] = (
+        "originals are found by their reconstructions among held-out images, or their classes read off them, well "
+        "above chance"
+    )
+    glossary: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "Re-identified, read",
+            "The share of originals that a reconstruction is nearest to among up to 1,000 held-out images, by the "
+            "correlation of pixels; the share of classes that its five nearest held-out images vote for rightly.",
+        ),
+        (
+            "PSNR",
+            "Peak signal-to-noise ratio of a reconstruction, clipped to the data range, in dB. A bare gradient gives "
+            "30 dB and more; what a blind guess gets stands beside it. A reconstruction that failed counts as 0 dB; an "
+            "exact one as 100 dB. p95 is the 95th percentile over victims: people at the tail are people.",
+        ),
+        ("Worst tenth", "Mean PSNR of the tenth of the victims that came out best."),
+        (
+            "Test-MSE, LPIPS, Feat-MSE",
+            "Mean squared error of the clipped pixels, in units of the data range. LPIPS (Zhang et al. 2018) and the "
+            "mean squared error of the last features are distances in the eyes of AlexNet's convolutions, given where "
+            "a file of their weights was; images of 28 to 31 pixels a side are framed to 32, smaller ones are not "
+            "measured. A failed reconstruction counts as MSE 1, and as mid-grey for the other two.",
+        ),
+        (
+            "Evaluations per broken",
+            "Gradient evaluations that the attack spent on all victims, over the number of victims above 20 dB.",
+        ),
+        (
+            "SSIM",
+            "Structural similarity, the mean over windows of 7 x 7 equal weights and over channels, with sample "
+            "covariances; published figures with Gaussian windows of 11 differ. 8 x 8 images have four windows.",
+        ),
+    )
     thresholds: ClassVar[tuple[Threshold, ...]] = (
         Threshold(lambda s: s.gain, "gain_median", 10.0, "10 dB beyond the best blind guess"),  # a tenth of its error
         Threshold(lambda s: s.decibels, "psnr_median", EXACT_DB, "59 dB, where images are equal to 8 bits"),
@@ -293,6 +336,15 @@ class TableRow(Modality):
     title: ClassVar[str] = "error"
     broken: ClassVar[str] = f"rows come within {CLOSE_ROW_WORDS} of their size"
     rebuilt_title: ClassVar[str] = f"Within {CLOSE_ROW:.0%}"
+    meaning_rebuilt: ClassVar[str] = f"at least half of the rows come within {CLOSE_ROW_WORDS} of their norm"
+    meaning_recognizable: ClassVar[str] = "columns come out right well above chance"
+    glossary: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "Rows of tables",
+            "Decibels say nothing about them: guessing every column's mean does well. A row counts as rebuilt within a "
+            f"{CLOSE_ROW_WORDS.removeprefix('a ')} of its norm.",
+        ),
+    )
     readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
     parts: ClassVar[str] = "columns"
     unmeasured: ClassVar[str] = "whether columns come out right"

@@ -267,6 +267,8 @@ WORST_METRICS: Final = (
 """Metrics of the worst case in worst_case.csv."""
 PLAIN_METRICS: Final = ("psnr_median", "rmse_mean")
 """Metrics of the worst case over unaware attacks there."""
+OTHER_HEADLINE: Final = "reconstruction_accuracy"
+"""The metric there, of both worst cases, of kinds of data that are not judged by a distance."""
 _WORST: Final = (WORST_METRICS[0], *(f"{WORST_METRICS[0]}{end}" for end in ENDS), *WORST_METRICS[1:])
 
 
@@ -292,6 +294,8 @@ WORST: Final = (
     _text("worst", "", "The attack of the worst case, over all; `portfolio (NAME)`: several, mostly NAME."),
     *_of_case("worst", "the worst case", _WORST),
     *KEY[len(_FRONT) :],
+    *_of_case("plain", "the worst case over unaware attacks", (OTHER_HEADLINE,)),
+    *_of_case("worst", "the worst case", (OTHER_HEADLINE,)),
 )
 """The columns of worst_case.csv, in order; new ones go last. Columns that are empty in every row are not written."""
 

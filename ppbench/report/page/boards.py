@@ -11,12 +11,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from ppbench.base.files import write_atomic
+from ppbench.metrics.modality import modality_of
 from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import MissingQuestion, Question, question_for, question_of, questions
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record, Utility
 from ppbench.report.cap import STRAY_DISTANCE, STRAY_MARK, caps, record_distance, strays
-from ppbench.report.columns import CELLS, ENDS, KEY, PLAIN_METRICS, WORST, WORST_METRICS, Column, ColumnValue, Row
+from ppbench.report.columns import (
+    CELLS,
+    ENDS,
+    KEY,
+    OTHER_HEADLINE,
+    PLAIN_METRICS,
+    WORST,
+    WORST_METRICS,
+    Column,
+    ColumnValue,
+    Row,
+)
 from ppbench.report.controls import CONTROLS, Check, check_controls, value
 from ppbench.report.costs import relative_costs
 from ppbench.report.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
@@ -355,8 +367,11 @@ def identifying_columns(entry: Entry) -> Row:
 
 def _worst_row(board: Board, entry: Entry) -> Row:
     worst, plain = entry.worst, entry.plain
-    median = None if worst is None else worst.metric("psnr_median")
+    distances = modality_of(entry.sample.config).psnr_shown
+    median = worst.metric("psnr_median") if distances and worst is not None else None
+    plain_metrics, worst_metrics = (PLAIN_METRICS, WORST_METRICS) if distances else ((OTHER_HEADLINE,),) * 2
     return {
+        **dict.fromkeys(column.name for column in WORST),
         **identifying_columns(entry),
         "reliable": board.reliable,
         "level": None if entry.leak is None else entry.leak.level,
@@ -369,8 +384,8 @@ def _worst_row(board: Board, entry: Entry) -> Row:
         "worst": None if worst is None else worst.name,
         "worst_psnr_median_low": None if median is None else median.low,
         "worst_psnr_median_high": None if median is None else median.high,
-        **{f"plain_{name}": value(plain, name) for name in PLAIN_METRICS},
-        **{f"worst_{name}": value(worst, name) for name in WORST_METRICS},
+        **{f"plain_{name}": value(plain, name) for name in plain_metrics},
+        **{f"worst_{name}": value(worst, name) for name in worst_metrics},
     }
 
 

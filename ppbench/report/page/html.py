@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from ppbench.base.errors import UsageError, count_of
 from ppbench.base.registry import load_plugin, plugins, summary
 from ppbench.metrics.epsilon import epsilon_words
-from ppbench.metrics.modality import modality_of
+from ppbench.metrics.modality import IMAGE, Modality, modality_of
 from ppbench.records.run_files import Origin
 from ppbench.records.schema import Metric, Played, Record, Utility
 from ppbench.report.cap import caps
@@ -390,7 +390,6 @@ class Page:
         parts = profiles(sections, self.sentences, self.outcomes, table, album, known)
         evaluations = judged_evaluations(frame, self.sound) if self.evaluations is None else self.evaluations
         answer = answer_from(boards, evaluations, table, self.harness)
-        groups = dict.fromkeys(s.group for s in sections)
         settings = sorted({f"{r.config.data.name}, {r.config.model.id}" for r in frame})
         return template().render(
             knows=known.adaptive,
@@ -406,7 +405,7 @@ class Page:
             problems=self.problems,
             bare=self.bare,
             sections=sections,
-            groups=[(name, [s for s in sections if s.group == name]) for name in groups],
+            groups=_grouped(sections),
             profiles=parts,
             anchor={part.defense: part.anchor for part in parts},
             played=[(counted.title, Markup(svg_of(counted, inline=True))) for counted in role_counts(frame)],
@@ -415,10 +414,22 @@ class Page:
             cells=cell_table(table_rows(frame, self.claims), frame, known),
             refused=album.refused,
             statuses=statuses_of(frame),
+            kinds=_kinds(frame),
             settings=settings,
             title=_title([part.defense for part in parts], settings),
             environments=sorted({_environment(record) for record in frame}),
         )
+
+
+def _grouped(sections: Sequence[Section]) -> list[tuple[str, list[Section]]]:
+    """Return the sections by their group, both in order."""
+    names = dict.fromkeys(section.group for section in sections)
+    return [(name, [section for section in sections if section.group == name]) for name in names]
+
+
+def _kinds(records: Sequence[Record]) -> list[Modality]:
+    """Return the kinds of data, for the glossary; images where there is no record."""
+    return list(dict.fromkeys(modality_of(record.config) for record in records)) or [IMAGE]
 
 
 def _title(defenses: Sequence[str], settings: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from ppbench.questions.membership import AUC, EPSILON_LOWER, TPR_1
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
 from ppbench.report.cap import Cap
-from ppbench.report.columns import COLUMN_METRICS, Row, unit_of
+from ppbench.report.columns import COLUMN_METRICS, OTHER_HEADLINE, Row, unit_of
 from ppbench.report.controls import rebuilt_share, value
 from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import Key
@@ -162,12 +162,11 @@ PLAIN_ROWS = 200
 Field = str | float | None
 CellFigure = tuple[str, str, int]
 """Name, title and decimals."""
-PLACES_RIGHT = "reconstruction_accuracy"
 CELL_ORDER = (
     *("accuracy", "mse", "psnr_median", "psnr_p95", "psnr_worst_decile", "rmse_mean", "ssim_mean", "test_mse_mean"),
     *("lpips_mean", "feat_mse_mean", "evaluations_per_broken", "label_accuracy", "asr", "auc", "canary_auc"),
     *("canary_tpr_at_1pct_fpr", "epsilon_lower", "agreement", "output_error", "tracing_accuracy"),
-    *("cap", PLACES_RIGHT),
+    *("cap", OTHER_HEADLINE),
 )
 """Order of the figures; those of further metrics follow."""
 
@@ -243,7 +242,9 @@ def _columns(table: Sequence[Row], records: Sequence[Record], known: Knowledge) 
 def _suiting(figures: Sequence[CellFigure], records: Sequence[Record]) -> list[CellFigure]:
     """Return the figures that suit the inputs of `records`, with titles in the words of their modalities."""
     kinds = [modality_of(record.config) for record in records if question_for(record).inputs]
-    titles = {PLACES_RIGHT: " / ".join(sorted({kind.parts_right for kind in kinds if PLACES_RIGHT in kind.readers}))}
+    titles = {
+        OTHER_HEADLINE: " / ".join(sorted({kind.parts_right for kind in kinds if OTHER_HEADLINE in kind.readers}))
+    }
     some = figures if any(kind.psnr_shown for kind in kinds) else [f for f in figures if unit_of(f[0]) != DB]
     return [(name, titles.get(name) or title, digits) for name, title, digits in some]
 
