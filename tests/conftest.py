@@ -22,6 +22,15 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "nightly: long and rarely fails; runs by --battery=whole, or where it is named")
     if config.getoption("dist", "no") == "no":  # else this process hands tests out and runs none
         config.pluginmanager.import_plugin("shared_fixtures")
+        set_examples(100 if config.getoption("--battery") == "whole" else 25)
+
+
+def set_examples(count):
+    """Let hypothesis draw the same `count` examples in every run, where a test does not say how many."""
+    from hypothesis import settings
+
+    settings.register_profile("the same in every run", derandomize=True, deadline=None, max_examples=count)
+    settings.load_profile("the same in every run")
 
 
 def covering(cases):

@@ -185,6 +185,7 @@ LAYERS = {
 MEASURES: list[Measure] = ["squares", "cosine", "absolute", "tensors", "poisoned"]
 
 
+@pytest.mark.nightly
 def test_a_trace_has_the_bits_of_what_it_was_made_of_whatever_was_traced_before(monkeypatch):
     """Traces are shared by all objectives of a process: other weights, observations, guesses and victims each time."""
     monkeypatch.setitem(traces.WARM, "cpu", 1)

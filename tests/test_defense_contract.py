@@ -146,8 +146,14 @@ def column_of(threat):
     return next(one.name for one in THREATS.values() if facts(one) == facts(threat))
 
 
-@pytest.mark.parametrize("measure", ["squares", "cosine", "poisoned"])
-@pytest.mark.parametrize("name", sorted(set(DEFENSES) - SILENT))
+@pytest.mark.parametrize(
+    ("name", "measure"),
+    [
+        pytest.param(name, measure, marks=pytest.mark.battery(name, measure))
+        for name in sorted(set(DEFENSES) - SILENT)
+        for measure in ("squares", "cosine", "poisoned")
+    ],
+)
 def test_what_a_search_minimizes_is_what_the_evidence_compares(name, measure):
     """However it is computed: a chain of layers may not leave out what a defense does to the gradient, as clipping."""
     run = federate(make(name))

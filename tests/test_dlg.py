@@ -294,6 +294,7 @@ def test_exactly_one_order_of_the_images_explains_several_local_batches(probed, 
     assert sum(r < 1e-10 for r in residuals) == 1 and sum(r > 1e-7 for r in residuals) == 8
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("opt", "epochs"), [(SGD, 3), (MOMENTUM, 4)])
 def test_images_that_several_steps_hide_from_dlg_are_found(probed, opt, epochs):
     view, victims = probed(Local("delta", epochs=epochs, batch=16, opt=opt), count=2)

@@ -273,6 +273,7 @@ def undisturbed(suite, out):
         return sweep(suite, out=out, engine="inline", isolate=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="finds worker processes in /proc")
 def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(script, forked, tmp_path, monkeypatch):
     """First a worker, of which the sweep takes no notice, then the sweep: no file that is finished changes."""

@@ -79,6 +79,7 @@ def test_a_question_touches_no_file_of_ours():
         assert not [p for p in (ROOT / "ppbench").rglob("*.py") if word in p.read_text()]
 
 
+@pytest.mark.nightly
 def test_the_contracts_are_kept_without_being_installed(monkeypatch):
     for name in PACKAGES:
         monkeypatch.syspath_prepend(EXAMPLES / name / "src")

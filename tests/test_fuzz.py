@@ -133,8 +133,8 @@ def table(counts, result) -> str:
 
 
 def test_bad_input_is_refused_in_one_sentence(quiet, pytestconfig, capsys):
-    """300 in a usual run, 3,000 in the whole; PPBENCH_FUZZ=SEED:COUNT asks others, `pytest -s` shows the counts."""
-    count = 3000 if pytestconfig.getoption("--battery") == "whole" else 300
+    """100 in a usual run, 3,000 in the whole; PPBENCH_FUZZ=SEED:COUNT asks others, `pytest -s` shows the counts."""
+    count = 3000 if pytestconfig.getoption("--battery") == "whole" else 100
     seed, _, more = os.environ.get("PPBENCH_FUZZ", f"{SEED}:{count}").partition(":")
     counts, result, outcome = Counter(), defaultdict(Counter), []
     start = time.process_time()

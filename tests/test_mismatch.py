@@ -72,7 +72,10 @@ def test_a_gradient_that_no_factor_explains_keeps_a_factor_of_one(batch: int, di
     assert scale_of({n: torch.zeros_like(g) for n, g in half.items()}, start, batch, None) == 1.0
 
 
-@pytest.mark.parametrize(("batch", "factor"), [(6, 6.0), (7, 7.0), (8, 8.0), (8, 1.0), (8, -0.1)])
+@pytest.mark.parametrize(
+    ("batch", "factor"),
+    [(8, -0.1), *(pytest.param(*late, marks=pytest.mark.nightly) for late in [(6, 6.0), (7, 7.0), (8, 8.0), (8, 1.0)])],
+)
 def test_of_hardly_fewer_examples_than_classes_the_factor_is_found_too(batch: int, factor: float) -> None:
     """Not every class of the batch has a negative gradient then. With noise there is none, and the summary says so."""
     torch.manual_seed(0)
@@ -306,10 +309,13 @@ def test_what_a_mismatch_is_worth(mismatch: Any, planted: Any, solved: Any, word
 
 
 # -- a seeded generator of gradients ----------------------------------------------------------------------------------
-def test_gradients_of_other_losses_are_those_in_the_benchs_own_terms_up_to_a_factor(digits: Data) -> None:
+def test_gradients_of_other_losses_are_those_in_the_benchs_own_terms_up_to_a_factor(
+    digits: Data, pytestconfig: pytest.Config
+) -> None:
     """The first of a seeded generator's: the very search, or a sentence that claims nothing. `-s` names them."""
+    count = 24 if pytestconfig.getoption("--battery") == "whole" else 6
     x, y = digits.x[:40], digits.y[:40].argmax(1)
-    for own in gradient_cases.cases(0, 24, x, y):
+    for own in gradient_cases.cases(0, count, x, y):
         options: dict[str, Any] = {"batch": len(own.x), "budget": 25, "restarts": 0, "planted": False}
         inversion = ppbench.invert(own.model, own.gradient, SHAPE, **options)
         if own.factor is None:

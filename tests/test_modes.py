@@ -56,12 +56,14 @@ def test_a_drawn_network_is_simulated_exactly_or_refused_truly(seed: int) -> Non
     ("kinds", "container", "frozen"),
     [
         ([("flag", False)], "written", "nothing"),
-        ([("instance norm", False)], "sequential", "nothing"),
-        ([("functional dropout", False), ("rrelu", False)], "nested", "the head's bias"),
+        pytest.param([("instance norm", False)], "sequential", "nothing", marks=pytest.mark.nightly),
+        pytest.param(
+            [("functional dropout", False), ("rrelu", False)], "nested", "the head's bias", marks=pytest.mark.nightly
+        ),
         ([("spectral norm", True)], "sequential", "nothing"),
-        ([("drop path", False)], "auxiliary", "the head"),
-        ([("transformer", False)], "written", "nothing"),
-        ([], "sequential", "the head"),
+        pytest.param([("drop path", False)], "auxiliary", "the head", marks=pytest.mark.nightly),
+        pytest.param([("transformer", False)], "written", "nothing", marks=pytest.mark.nightly),
+        pytest.param([], "sequential", "the head", marks=pytest.mark.nightly),
         ([], "sequential", "all but the middle"),
     ],
 )
@@ -303,10 +305,12 @@ def gradient_of(model: nn.Module, count: int = 1) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "attack", ["dlg", "idlg", "ig", "analytic", "spear", "peel", "feature_inversion", "closed_form"]
-)
-@pytest.mark.parametrize(
-    "names", [("5",), ("5.bias",), ("5.weight",), ("0",), ("0.bias",), ("3.weight",), ("3.bias",), ("0", "3")]
+    ("attack", "names"),
+    [
+        pytest.param(attack, names, marks=pytest.mark.battery(attack, names))
+        for attack in ["dlg", "idlg", "ig", "analytic", "spear", "peel", "feature_inversion", "closed_form"]
+        for names in [("5",), ("5.bias",), ("5.weight",), ("0",), ("0.bias",), ("3.weight",), ("3.bias",), ("0", "3")]
+    ],
 )
 def test_every_attack_computes_with_constants_or_is_refused(attack: str, names: tuple[str, ...]) -> None:
     """A frozen bias taken for none, or a frozen weight for one that was observed, would be a silent wrong answer."""

@@ -68,7 +68,7 @@ def needs(name):
 
 
 def plans():
-    """Yield every suite with each preset; in a usual run a suite with `two-cores`, of the same premise, as that alone."""
+    """Yield every suite with each preset: where `two-cores` has the same premise, it stands for all in a usual run."""
     for name in sorted(shipped()):
         for preset in ("", *presets(name)):
             late = [pytest.mark.nightly] if "two-cores" in presets(name) and preset != "two-cores" else []
@@ -102,6 +102,7 @@ SMALL = {"active", "cost", "digits-quick"}
 """Suites that two cores can do as they are."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "preset"), [(n, p) for n in sorted(set(shipped()) - SMALL) for p in sorted({"two-cores", *presets(n)})]
 )

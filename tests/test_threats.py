@@ -192,6 +192,7 @@ def test_clients_of_secure_aggregation_learn_the_exact_mean_of_the_others(defens
     assert all((e.params is not None) is (equal or not known) for e in evidence)
 
 
+@pytest.mark.nightly
 def test_the_undefended_is_evaluated_under_a_threat_model_from_elsewhere(pair, tmp_path):
     options = {"model": "mlp", "clients": 3, "rounds": 2, "train": 90, "victims": 3, "candidates": 12}
     options |= {"attacks": ("analytic", "mia_loss"), "attack_batch": (1,), "stages": ("init", "final")}

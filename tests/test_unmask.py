@@ -251,6 +251,7 @@ def test_a_client_reads_the_true_decisions_of_a_trained_iterate(world, digits_sp
     assert share >= (0.99 if isinstance(defense, PBPFL) else 0.98) and error < 0.05
 
 
+@pytest.mark.nightly
 @each_world
 def test_membership_is_as_visible_as_in_the_plain_model_once_unmasked(world, digits_split, iterates):
     defense, spec = WORLDS[world]
