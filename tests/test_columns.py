@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import hypothesis
 import pytest
+from daily import boards
 from hypothesis import strategies as st
 
 from ppbench.commands.terminal import evaluation_json
@@ -32,14 +33,6 @@ RESULTS = ROOT / "leaderboards" / "results"
 WORSTS = sorted(RESULTS.rglob("worst_case.csv"))
 PARTS = sorted([*RESULTS.glob("*/records.zip"), *RESULTS.glob("*/baseline")])
 KEYS = [column.name for column in KEY]
-
-
-def daily(paths):
-    """Return paths of boards as parameters, all but a small one for the nightly run."""
-    return [
-        pytest.param(path, marks=[] if path.parent.name == "bank-marketing-two-cores" else [pytest.mark.nightly])
-        for path in paths
-    ]
 
 
 def table(text):
@@ -93,7 +86,7 @@ def test_a_metric_of_the_model_names_fields_of_its_record_and_every_declared_col
 
 
 @pytest.mark.skipif(not PARTS, reason="the committed boards are not here")
-@pytest.mark.parametrize("part", daily(PARTS), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("part", boards(PARTS), ids=lambda path: path.parent.name)
 def test_every_column_and_metric_of_a_committed_board_is_explained(part):
     files = files_of(part)
     for name in ("leaderboard.csv", "worst_case.csv"):
@@ -104,7 +97,7 @@ def test_every_column_and_metric_of_a_committed_board_is_explained(part):
 
 
 @pytest.mark.skipif(not WORSTS, reason="the committed boards are not here")
-@pytest.mark.parametrize("path", daily(WORSTS), ids=lambda path: path.parts[-2])
+@pytest.mark.parametrize("path", boards(WORSTS), ids=lambda path: path.parts[-2])
 def test_rows_of_a_committed_worst_case_differ_in_the_key_and_no_column_is_empty(path):
     rows = table(path.read_text())
     if not rows:  # a board that asks about models alone

@@ -106,6 +106,7 @@ def gpu(script):
     return script(BENCHMARKS / "gpu.py")
 
 
+@pytest.mark.nightly
 def test_without_a_gpu_it_says_so_in_one_sentence_and_leaves_nothing(tmp_path):
     subprocess.run(["bash", "-n", str(BENCHMARKS / "gpu.sh")], check=True)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}

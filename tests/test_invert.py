@@ -74,6 +74,7 @@ def victim(digits: Data) -> Victim:
 
 
 # -- the same as in the bench -----------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path: Path) -> None:
     """One victim at initial weights: the images that the cell keeps, bit for bit; by plain torch's gradient nearly."""
     options = dict(model="somebodys:LeNet", attacks=("dlg",), stages=("init",), attack_batch=(1,), victims=1, tuning=0)

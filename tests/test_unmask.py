@@ -234,6 +234,7 @@ def test_projection_is_exact_across_the_direction_and_takes_the_rest_from_the_la
 
 
 # -- trained iterates: T9, U11 ---------------------------------------------------------------------------------------
+@pytest.mark.nightly
 @each_world
 def test_a_client_reads_the_true_decisions_of_a_trained_iterate(world, digits_split, iterates):
     """At kappa 100; as it is the model agrees at about chance. n = 60 own examples, 300 queries."""
