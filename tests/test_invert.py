@@ -286,6 +286,7 @@ def test_any_input_is_answered_or_refused_in_one_sentence(gradient: Any, shape: 
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_the_page_is_ten_lines_and_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     """Every block as it is printed, one after another; the first one finds what it says."""
     page = (ROOT / "docs" / "invert.md").read_text(encoding="utf-8")

@@ -114,8 +114,10 @@ def rates(plan: Plan, params: Params, digits: Data, batch: int, tries: int, nois
     return right / (tries * batch), chance / (tries * batch)
 
 
-@each_net
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("model", "options", "loss"),
+    [pytest.param(*net, loss, marks=pytest.mark.battery(str(net), loss)) for net in NETS for loss in LOSSES],
+)
 def test_planted_leak_any_head_at_random_weights(model, options, loss, digits):
     plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss=loss)
     params = initial(plan.spec, 1)

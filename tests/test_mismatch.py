@@ -73,10 +73,8 @@ def test_a_gradient_that_no_factor_explains_keeps_a_factor_of_one(batch: int, di
     assert scale_of({n: torch.zeros_like(g) for n, g in half.items()}, start, batch, None) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("batch", "factor"),
-    [(8, -0.1), *(pytest.param(*late, marks=pytest.mark.nightly) for late in [(6, 6.0), (7, 7.0), (8, 8.0), (8, 1.0)])],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("batch", "factor"), [(6, 6.0), (7, 7.0), (8, 8.0), (8, 1.0), (8, -0.1)])
 def test_of_hardly_fewer_examples_than_classes_the_factor_is_found_too(batch: int, factor: float) -> None:
     """Not every class of the batch has a negative gradient then. With noise there is none, and the summary says so."""
     torch.manual_seed(0)
