@@ -109,9 +109,15 @@ def federation(
     return fed
 
 
-@pytest.mark.parametrize("upload", ["delta", "gradient"])
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
-@pytest.mark.parametrize("name", NOISY)
+@pytest.mark.parametrize(
+    ("name", "backend", "upload"),
+    [
+        pytest.param(name, backend, upload, marks=pytest.mark.battery(name, backend, upload))
+        for name in NOISY
+        for backend in ("loop", "vmap")
+        for upload in ("delta", "gradient")
+    ],
+)
 def test_results_are_those_of_noise_drawn_at_once(
     name: str, backend: Backend, upload: str, digits: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:

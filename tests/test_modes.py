@@ -13,6 +13,7 @@ import somebodys
 import torch
 import torch.nn.functional as F
 import users_networks as users
+from daily import all_but_nightly
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils.checkpoint import checkpoint
@@ -41,7 +42,9 @@ def unexplained(case: users.Case, network: HeldNetwork) -> float:
 
 
 # -- the whole kind ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("seed", range(2 * len(users.LAYERS)))
+@pytest.mark.parametrize(
+    "seed", all_but_nightly(range(2 * len(users.LAYERS)), range(len(users.LAYERS), 2 * len(users.LAYERS)))
+)
 def test_a_drawn_network_is_simulated_exactly_or_refused_truly(seed: int) -> None:
     """Layers, modes by layer, what is frozen, containers: every layer comes first twice. No third outcome."""
     case = users.case(seed)
@@ -246,8 +249,14 @@ def frozen(*names: str) -> nn.Module:
 X, Y = torch.rand(6, *users.SHAPE, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 4
 
 
-@pytest.mark.parametrize("defense", ["none", "spn", "fedpc", "baffle", "dp_sgd"])
-@pytest.mark.parametrize("names", [("5",), ("5.bias",), ("5.weight",), ("0", "3")])
+@pytest.mark.parametrize(
+    ("defense", "names"),
+    [
+        pytest.param(defense, names, marks=pytest.mark.battery(defense, names))
+        for defense in ["none", "spn", "fedpc", "baffle", "dp_sgd"]
+        for names in [("5",), ("5.bias",), ("5.weight",), ("0", "3")]
+    ],
+)
 def test_frozen_layers_stay_where_they_are_in_a_federation(defense: str, names: tuple[str, ...]) -> None:
     federation = ppbench.federate(ppbench.load_defense(defense), frozen(*names), [(X, Y), (X * 0.9, Y), (X * 0.8, Y)])
     net = federation.plan.net
