@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from daily import every_third
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
@@ -355,7 +356,7 @@ FEDERATE = (
 )
 
 
-@pytest.mark.parametrize("name", INVERT)
+@pytest.mark.parametrize("name", every_third(INVERT))
 def test_any_argument_of_invert_is_used_or_refused_in_one_sentence(name: str) -> None:
     for odd in ODD:
         arguments = {"model": MODEL, "gradient": VALUES, "shape": SHAPE, "planted": False, name: odd}
@@ -368,7 +369,7 @@ def test_any_argument_of_invert_is_used_or_refused_in_one_sentence(name: str) ->
             assert inversion.x.shape[1:] == SHAPE and inversion.summary, (name, odd)
 
 
-@pytest.mark.parametrize("name", FEDERATE)
+@pytest.mark.parametrize("name", every_third(FEDERATE))
 def test_any_argument_of_federate_is_used_or_refused_in_one_sentence(name: str) -> None:
     for odd in ODD:
         arguments = {"defense": ppbench.load_defense("none"), "model": MODEL, "shards": [(X, Y)], name: odd}
