@@ -1,39 +1,52 @@
 """Which tests run, and where. Fixtures (shared_fixtures.py) take seconds to import: only who runs tests waits."""
 
 import gc
+import os
+import sys
 from collections import defaultdict
-from itertools import combinations
 
 
 # -- batteries: many cases, of which a usual run asks enough ----------------------------------------------------------
 def pytest_addoption(parser):
     parser.addoption(
-        "--battery", choices=("pairs", "whole"), default="pairs",
-        help="ask the batteries' cases until every pair of their values was met, or the whole of them",
+        "--battery", choices=("few", "whole"), default="few",
+        help="ask the batteries' cases until every one of their values was met, or the whole of them",
     )  # fmt: skip
 
 
 def pytest_configure(config):
+    # Tests start the command a hundred times; without compiled files each would compile the package anew.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     config.addinivalue_line("markers", "battery(*values): a case of a battery, known by these values, one of each axis")
     config.addinivalue_line("markers", "nightly: long and rarely fails; runs by --battery=whole, or where it is named")
     if config.getoption("dist", "no") == "no":  # else this process hands tests out and runs none
         config.pluginmanager.import_plugin("shared_fixtures")
+        set_examples(100 if config.getoption("--battery") == "whole" else 25)
+
+
+def set_examples(count):
+    """Let hypothesis draw the same `count` examples in every run, where a test does not say how many."""
+    from hypothesis import settings
+
+    settings.register_profile("the same in every run", derandomize=True, deadline=None, max_examples=count)
+    settings.load_profile("the same in every run")
 
 
 def covering(cases):
-    """Return places of cases, in order, that hold every pair of values of two axes that any case holds: greedily, the
-    rarest pair first, by the case with the most pairs yet unmet, so that the choice is the same in every process."""
-    pairs = [list(combinations(enumerate(case), 2)) for case in cases]
+    """Return places of cases, in order, that hold every value of each axis that any case holds: greedily, the rarest
+    value first, by the case with the most values yet unmet, so that the choice is the same in every process."""
+    values = [set(enumerate(case)) for case in cases]
     holders = defaultdict(list)
-    for place, kept in enumerate(pairs):
-        for pair in kept:
-            holders[pair].append(place)
+    for place, case in enumerate(cases):
+        for value in enumerate(case):
+            holders[value].append(place)
     chosen, met = set(), set()
-    for pair in sorted(holders, key=lambda pair: len(holders[pair])):
-        if pair not in met:
-            best = max(holders[pair], key=lambda place: sum(other not in met for other in pairs[place]))
+    for value in sorted(holders, key=lambda value: len(holders[value])):
+        if value not in met:
+            best = max(holders[value], key=lambda place: len(values[place] - met))
             chosen.add(best)
-            met.update(pairs[best])
+            met |= values[best]
     return sorted(chosen)
 
 

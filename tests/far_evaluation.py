@@ -1,4 +1,4 @@
-"""Small evaluations on the pretended accelerator: `far_evaluation.py FOLDER pairs|whole DEFENSE...` prints JSON.
+"""Small evaluations on the pretended accelerator: `far_evaluation.py FOLDER few|whole DEFENSE...` prints JSON.
 
 What the device says of itself, what became of every cell, and what was refused for lying on the wrong device, caught or
 not. With PPBENCH_FAR=cuda the same evaluations run on a real GPU.

@@ -7,7 +7,6 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import hypothesis
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -32,8 +31,6 @@ from ppbench.task.user_data import open_dataset
 from ppbench.testing.small_federation import all_digits
 
 torch.set_num_threads(1)
-hypothesis.settings.register_profile("same examples in every run", derandomize=True, deadline=None)
-hypothesis.settings.load_profile("same examples in every run")
 CLIENTS = 4
 
 

@@ -159,6 +159,7 @@ def test_a_single_image_is_exact_whatever_the_public_examples():
 UNBOUNDED = [DP(sigma=0.1), MPDP(clip="none"), MPDPH(clip="none")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("defense", UNBOUNDED)
 def test_loud_traps_drown_noise_that_nothing_is_clipped_before(defense):
     options = {"options": {"hidden": 256, "bias": False}, **SQUARED} if isinstance(defense, MPDP) else {}
@@ -176,7 +177,7 @@ def test_sums_that_hide_clients_give_the_target_away(defense, options):
     assert share(QuietImprint(), defense, 64, 128, **options) > 0.5
 
 
-@pytest.mark.parametrize("defense", [SecureAggregation(), central_bare(k=4000, masks="ring64")])
+@pytest.mark.parametrize("defense", [SecureAggregation(), central_bare(k=400, masks="ring64")])
 def test_sybils_take_the_sum_apart_where_everybody_is_sent_one_model(defense):
     """By keys alone: without them one trap for all is read in the sum of four clients' batches."""
 
@@ -221,6 +222,7 @@ def test_secure_aggregation_steps_as_no_defense_and_tells_sums_alone(upload):
         assert at_truth(evidence, x, y) < 1e-10
 
 
+@pytest.mark.nightly
 def test_a_class_of_which_a_batch_holds_one_is_fished():
     """Of 8 digits nine in ten are of a class that is fished, and alone in theirs with probability .9^7 = .48."""
     options = {"model": "cnn", "options": {"widths": 16, "pool": "avg"}}

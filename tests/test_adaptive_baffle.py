@@ -211,6 +211,7 @@ def test_coordinates_of_a_sum_of_estimates_are_the_numbers_that_made_it():
 
 
 # -- images ----------------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_images_fall_where_numbers_are_as_many_as_pixels(shards):
     """64 pixels: 64 numbers, or two rounds of 32, give the image; a third of them does not."""
     seen = [observed(central_bare(k=k), shards, 2, rounds=rounds) for k, rounds in ((20, 1), (64, 1), (32, 2))]
@@ -229,6 +230,7 @@ def test_labels_of_an_untrained_model_are_read_off_a_hundred_numbers(method, hun
     assert share(BaffleLabels(method), *hundred) == 1
 
 
+@pytest.mark.nightly
 def test_the_cone_reads_labels_from_fewer_numbers_and_after_training(shards, trained):
     """Where training has moved the gradient out of the head's bias, the bias tells little more than chance."""
     early = observed(central_bare(k=20), shards, 40)
@@ -269,6 +271,7 @@ def test_the_histogram_calls_alike_what_is_read_without_error(shards, digits):
     assert share(BaffleLabels(), view, victims) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_attack_by_histogram_is_chance(batch, shards, hundred):
     seen = hundred if batch == 1 else observed(central_bare(k=100), shards, 40, batch)

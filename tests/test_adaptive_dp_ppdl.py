@@ -66,6 +66,7 @@ def norm(evidence: Evidence) -> float:
 
 
 # -- noise without clipping ------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_the_noise_law_helps_where_plain_matching_falters(federate):
     """By .8 to 2.5 dB on the mean over ten seeds."""
     view, victims = watched(federate(DP(3e-3)), count=24)
@@ -97,6 +98,7 @@ def test_noise_is_the_public_law_and_none_where_there_is_none(federate):
 
 
 # -- clipping --------------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_the_scale_search_beats_plain_matching_on_clipped_gradients(federate):
     """Clip .3 shrinks these gradients tenfold; plain DLG takes that for a soft label, and so reads labels wrong."""
     view, victims = watched(federate(DPSGD(1e-4, 0.3)), count=4)
@@ -176,6 +178,7 @@ def test_reweighting_keeps_hidden_entries_hidden_and_weights_finite(digits):
 
 
 # -- PPDL ------------------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_the_visible_support_undoes_pruning(federate):
     view, victims = watched(federate(PPDL(0.3)), count=8)
     adaptive, plain = attacked(AdaptivePPDL(), view, victims), attacked(DLG(), view, victims)
@@ -185,6 +188,7 @@ def test_the_visible_support_undoes_pruning(federate):
     assert all(score.at_truth > 1e-5 for score in plain)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("noise_on", ["gradients", "upload"])
 def test_the_noise_on_sent_entries_is_known(noise_on, federate):
     view, victims = watched(federate(PPDL(0.3, 1e-4, noise_on)), count=4)

@@ -54,6 +54,7 @@ def psnrs(attack, view, victims):
     return result, labels, guesses
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["gradient", "local"])
 def test_pilots_are_inverted_with_the_hyper_parameters_that_they_keep_secret(probed, kind):
     """Plain matching, which takes them for one step at the nominal rate, is right about those that took just that."""
@@ -99,6 +100,7 @@ def test_the_direction_of_one_step_is_exact_whatever_the_rate(probed):
         assert at_truth(evidence, data.x[None], data.y[None]) < 1e-9
 
 
+@pytest.mark.nightly
 def test_ternaries_tell_labels_and_something_of_the_image(probed):
     """Labels are exact where one image makes few steps; images beat grey, and what plain matching makes of them."""
     view, victims, _ = probed(4)

@@ -222,6 +222,7 @@ def test_a_network_without_a_fast_form_is_broken_too():
     assert psnr(guess.x, scene.x[0])[0] > 30
 
 
+@pytest.mark.nightly
 def test_batches_are_broken_too():
     scene = world(1, 2, 0.1, seed=2)
     alone = replace(QUICK, joint_budget=0).run(scene.view, scene.challenges, seeded(0))
@@ -231,6 +232,7 @@ def test_batches_are_broken_too():
     assert all(torch.equal(g.y, y.sort().values) for g, y in zip(joint, scene.labels, strict=True))
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not DATA.is_file(), reason="PPBENCH_TEST_DATA names no folder with cifar10/test.parquet")
 def test_cifar_victims_fall_at_the_strength_of_the_paper():
     """SPN's own setting: CIFAR-10 (JPEG), DLNet U(-.3, .3), alpha2 .1, batch 1. Over six victims 27 to 34 dB."""

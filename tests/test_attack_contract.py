@@ -73,8 +73,8 @@ CASES = cases()
 
 def named(duel: Duel, question: str) -> Any:
     """Return a case that the battery knows by its attack, its defense and its question."""
-    values = question, duel.attack.name, duel.defense.name
-    return pytest.param(duel, question, marks=pytest.mark.battery(*values), id="-".join(values))
+    values = f"{duel.attack.kind} {question}", duel.attack.name, duel.defense.name
+    return pytest.param(duel, question, marks=pytest.mark.battery(*values), id="-".join((question, *values[1:])))
 
 
 WORKER = """
@@ -271,6 +271,7 @@ def test_owners_are_traced_and_not_in_noise(name, threat, records):
     assert noise.low <= noise.chance  # or below: the first client owns no record here, which the attack cannot know
 
 
+@pytest.mark.nightly
 def test_one_seed_one_result(records, tmp_path):
     """Of the attacks that need no references: the target is trained anew, in another folder."""
     some = tuple(n for n, attack in AUDITS.items() if attack.audit == "rounds" and n != "mia_whitebox")  # it fits long

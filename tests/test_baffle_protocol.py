@@ -256,6 +256,7 @@ def test_plans_that_do_not_fit_are_refused():
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_it_learns_less_than_backpropagation_and_more_with_more_directions(digits):
     """Over ten seeds .13 to .33 with 5 directions, .51 to .69 with 100, .78 to .84 by backpropagation."""
     test = Data(digits.x[800:], digits.y[800:])

@@ -109,17 +109,23 @@ def test_random_convolutional_networks(data, channels, size, convolutions, batch
     check(ChainObjective, plan, params, batch, [weight] * 2)
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
-@pytest.mark.parametrize("batch", [1, 3])
+REGISTERED = (
+    ("dlnet", (1, 8, 8), {}),
+    ("lenet", (3, 12, 12), {}),
+    ("mlp", (7,), {"activation": "leaky_relu"}),
+    ("mlp", (1, 4, 4), {"bias": False, "layers": 3, "hidden": 6}),
+    ("cnn", (2, 6, 6), {"pool": "avg", "bias": False, "widths": "3", "hidden": 5}),
+    ("cnn", (2, 9, 10), {"pool": "max", "widths": "3,4", "activation": "leaky_relu"}),
+)
+
+
 @pytest.mark.parametrize(
-    ("model", "shape", "options"),
+    ("model", "shape", "options", "batch", "loss"),
     [
-        ("dlnet", (1, 8, 8), {}),
-        ("lenet", (3, 12, 12), {}),
-        ("mlp", (7,), {"activation": "leaky_relu"}),
-        ("mlp", (1, 4, 4), {"bias": False, "layers": 3, "hidden": 6}),
-        ("cnn", (2, 6, 6), {"pool": "avg", "bias": False, "widths": "3", "hidden": 5}),
-        ("cnn", (2, 9, 10), {"pool": "max", "widths": "3,4", "activation": "leaky_relu"}),
+        pytest.param(*network, batch, loss, marks=pytest.mark.battery(str(network), batch, loss))
+        for network in REGISTERED
+        for batch in (1, 3)
+        for loss in ("cross_entropy", "squared")
     ],
 )
 def test_registered_models_take_the_fast_path(model, shape, options, batch, loss):
@@ -185,6 +191,7 @@ LAYERS = {
 MEASURES: list[Measure] = ["squares", "cosine", "absolute", "tensors", "poisoned"]
 
 
+@pytest.mark.nightly
 def test_a_trace_has_the_bits_of_what_it_was_made_of_whatever_was_traced_before(monkeypatch):
     """Traces are shared by all objectives of a process: other weights, observations, guesses and victims each time."""
     monkeypatch.setitem(traces.WARM, "cpu", 1)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import hypothesis
 import pytest
+from daily import boards
 from hypothesis import strategies as st
 
 from ppbench.commands.terminal import evaluation_json
@@ -84,7 +85,7 @@ def test_a_metric_of_the_model_names_fields_of_its_record_and_every_declared_col
 
 
 @pytest.mark.skipif(not PARTS, reason="the committed boards are not here")
-@pytest.mark.parametrize("part", PARTS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("part", boards(PARTS), ids=lambda path: path.parent.name)
 def test_every_column_and_metric_of_a_committed_board_is_explained(part):
     files = files_of(part)
     for name in ("leaderboard.csv", "worst_case.csv"):
@@ -95,7 +96,7 @@ def test_every_column_and_metric_of_a_committed_board_is_explained(part):
 
 
 @pytest.mark.skipif(not WORSTS, reason="the committed boards are not here")
-@pytest.mark.parametrize("path", WORSTS, ids=lambda path: path.parts[-2])
+@pytest.mark.parametrize("path", boards(WORSTS), ids=lambda path: path.parts[-2])
 def test_rows_of_a_committed_worst_case_differ_in_the_key_and_no_column_is_empty(path):
     rows = table(path.read_text())
     if not rows:  # a board that asks about models alone
@@ -111,6 +112,7 @@ def test_rows_of_a_committed_worst_case_differ_in_the_key_and_no_column_is_empty
     assert not [v for row in rows for name, v in row.items() if name in texts and dates.fullmatch(v)]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not WORSTS, reason="the committed boards are not here")
 def test_a_board_is_derived_again_from_its_records_alone(script, tmp_path, monkeypatch):
     again = script(ROOT / "benchmarks" / "rederive_boards.py")

@@ -83,7 +83,13 @@ def expected(name: str, question: str) -> str:
     return "holds"
 
 
-@pytest.mark.parametrize(("name", "question"), CASES)
+def case(name: str, question: str) -> Any:
+    """Return a case of the battery: secrets are asked of every defense in every run, the rest of enough of them."""
+    marks = [] if question.startswith("secrets_") else [pytest.mark.battery(question, name)]
+    return pytest.param(name, question, marks=[*marks, *([pytest.mark.nightly] if question == MOVES else [])])
+
+
+@pytest.mark.parametrize(("name", "question"), [case(*one) for one in CASES])
 def test_the_battery_finds_what_is_right(name, question):
     off = OFF.get(name)
     trial = FewClients(make(name), None if off is None else tuple(off.items()))
@@ -126,8 +132,9 @@ def table():
 @pytest.mark.parametrize("name", DEFENSES)
 def test_the_table_of_views_says_whom_evidence_gives_something(name, table):
     run, reads = federate(make(name), server_opt=Opt("sgd", 0.1)), {}
+    count = 16 if name == "fedpc" else 4  # a client of FedPC reads rounds in which it was no pilot
     for threat in THREATS:
-        victims = scene_victims(run, threat, count=16)  # a client of FedPC reads rounds in which it was no pilot
+        victims = scene_victims(run, threat, count=count)
         view = run.probe(victims.data).view(threat, own=victims.own)
         reads[threat] = bool(view.defense.evidence(view))
     assert reads == {threat: table[name, column_of(THREATS[threat])] for threat in THREATS}
@@ -139,8 +146,14 @@ def column_of(threat):
     return next(one.name for one in THREATS.values() if facts(one) == facts(threat))
 
 
-@pytest.mark.parametrize("measure", ["squares", "cosine", "poisoned"])
-@pytest.mark.parametrize("name", sorted(set(DEFENSES) - SILENT))
+@pytest.mark.parametrize(
+    ("name", "measure"),
+    [
+        pytest.param(name, measure, marks=pytest.mark.battery(name, measure))
+        for name in sorted(set(DEFENSES) - SILENT)
+        for measure in ("squares", "cosine", "poisoned")
+    ],
+)
 def test_what_a_search_minimizes_is_what_the_evidence_compares(name, measure):
     """However it is computed: a chain of layers may not leave out what a defense does to the gradient, as clipping."""
     run = federate(make(name))

@@ -76,6 +76,7 @@ def test_undefended_single_images_are_broken_with_their_labels(digits, attack):
     assert all(g.confidence is not None and g.confidence < 1e-7 for g in guesses)
 
 
+@pytest.mark.nightly
 def test_the_attack_finds_what_the_plain_loop_finds(digits, script):
     """The plain loop of the benchmark is the oracle: its images, found from the same gradients."""
     reference_dlg = script(BENCHMARK).reference_dlg
@@ -294,6 +295,7 @@ def test_exactly_one_order_of_the_images_explains_several_local_batches(probed, 
     assert sum(r < 1e-10 for r in residuals) == 1 and sum(r > 1e-7 for r in residuals) == 8
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("opt", "epochs"), [(SGD, 3), (MOMENTUM, 4)])
 def test_images_that_several_steps_hide_from_dlg_are_found(probed, opt, epochs):
     view, victims = probed(Local("delta", epochs=epochs, batch=16, opt=opt), count=2)
@@ -303,6 +305,7 @@ def test_images_that_several_steps_hide_from_dlg_are_found(probed, opt, epochs):
     assert all(g.confidence is not None and g.confidence < 1e-8 for g in guesses)
 
 
+@pytest.mark.nightly
 def test_images_in_an_unknown_order_are_found_where_one_order_is_not_enough(probed):
     """At this rate the wrong order leaves 1e-5 to 5e-2; at rates of .1 and more half the searches end in it."""
     view, victims = probed(Local("delta", epochs=1, batch=1, opt=Opt("sgd", lr=0.03)), batch=2, count=2)

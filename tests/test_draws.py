@@ -109,9 +109,15 @@ def federation(
     return fed
 
 
-@pytest.mark.parametrize("upload", ["delta", "gradient"])
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
-@pytest.mark.parametrize("name", NOISY)
+@pytest.mark.parametrize(
+    ("name", "backend", "upload"),
+    [
+        pytest.param(name, backend, upload, marks=pytest.mark.battery(name, backend, upload))
+        for name in NOISY
+        for backend in ("loop", "vmap")
+        for upload in ("delta", "gradient")
+    ],
+)
 def test_results_are_those_of_noise_drawn_at_once(
     name: str, backend: Backend, upload: str, digits: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,8 +135,14 @@ def test_a_torch_that_draws_otherwise_draws_at_once(digits: Data, monkeypatch: p
     assert isinstance(draws.noise(Generator(), 3, (draws.EAGER_NUMBERS,)), Tensor)
 
 
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
-@pytest.mark.parametrize("name", ["dp", "dp_sgd"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("dp", "loop"),
+        ("dp_sgd", "vmap"),
+        *(pytest.param(*late, marks=pytest.mark.nightly) for late in [("dp", "vmap"), ("dp_sgd", "loop")]),
+    ],
+)
 def test_more_steps_take_no_more_memory_for_noise(name: str, backend: Backend, digits: Data) -> None:
     """Another 21 steps took as many models a client, and as many again to stack them for vmap."""
     hidden, clients = "512", 4 if backend == "vmap" else 1

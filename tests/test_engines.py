@@ -19,6 +19,7 @@ from ppbench.records.store import Store
 from ppbench.run.audit.runs import Refused
 from ppbench.run.config import configure
 from ppbench.run.evaluation import compute
+from ppbench.run.executors import WORKERS, check_workers
 from ppbench.run.executors.local import InlineExecutor, LocalExecutor
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.jobs import Done, WorkerDied, WorkItem, work
@@ -273,6 +274,7 @@ def undisturbed(suite, out):
         return sweep(suite, out=out, engine="inline", isolate=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="finds worker processes in /proc")
 def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(script, forked, tmp_path, monkeypatch):
     """First a worker, of which the sweep takes no notice, then the sweep: no file that is finished changes."""
@@ -309,3 +311,11 @@ def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(scri
     begun, late = kill.starts_of(log, Store(out).load_all(), out)
     assert late == 0 and begun > 0, "no cell is begun that is finished"
     assert plan_sweep(load_suite(suite, isolate=False), out).todo == ()
+
+
+@pytest.mark.parametrize("workers", [0, WORKERS + 1, 10**6])
+def test_a_number_of_workers_has_two_ends(workers):
+    check_workers(1)
+    check_workers(WORKERS)
+    with pytest.raises(UsageError, match=rf"workers={workers} cannot be used; give from 1 to {WORKERS}"):
+        check_workers(workers)

@@ -15,6 +15,7 @@ import pytest
 import thief
 import torch
 from broken_plugins import Broken
+from daily import all_but_nightly
 from test_apart import process_for_many_calls
 from test_gate import TINY, site
 
@@ -179,7 +180,7 @@ def direct_sentence(one, name):
     return str(failure.value)
 
 
-@pytest.mark.parametrize("group", CONTRACTS)
+@pytest.mark.parametrize("group", all_but_nightly(CONTRACTS, ["defenses", "questions"]))
 def test_a_method_that_raises_is_named_with_plugin_package_file_and_line(group, tmp_path):
     reached, wrong = reached_methods(group, tmp_path), {}
     for name, prop in methods_of(group).items():
@@ -316,6 +317,7 @@ def test_a_function_that_raises_what_ours_raise_for_bad_input_is_named(group, er
     )
 
 
+@pytest.mark.nightly
 def test_an_isolated_attack_that_raises_is_named_with_file_and_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PPBENCH_CACHE", str(tmp_path / "cache"))
     one = package("attacks", f"{PLANTED}My.check_held = planted\n")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from bad_inputs import Case, cases, evaluated, numeric
+from daily import every_third
 from faulty_files import EVERY, composed
 
 from ppbench import commands as cli
@@ -133,8 +134,8 @@ def table(counts, result) -> str:
 
 
 def test_bad_input_is_refused_in_one_sentence(quiet, pytestconfig, capsys):
-    """300 in a usual run, 3,000 in the whole; PPBENCH_FUZZ=SEED:COUNT asks others, `pytest -s` shows the counts."""
-    count = 3000 if pytestconfig.getoption("--battery") == "whole" else 300
+    """100 in a usual run, 3,000 in the whole; PPBENCH_FUZZ=SEED:COUNT asks others, `pytest -s` shows the counts."""
+    count = 3000 if pytestconfig.getoption("--battery") == "whole" else 100
     seed, _, more = os.environ.get("PPBENCH_FUZZ", f"{SEED}:{count}").partition(":")
     counts, result, outcome = Counter(), defaultdict(Counter), []
     start = time.process_time()
@@ -148,7 +149,7 @@ def test_bad_input_is_refused_in_one_sentence(quiet, pytestconfig, capsys):
     assert not outcome, f"{len(outcome)} of {sum(counts.values())}:\n" + "\n".join(outcome[:200])
 
 
-@pytest.mark.parametrize("name", [*EVERY])
+@pytest.mark.parametrize("name", every_third(EVERY))
 def test_a_file_with_a_fault_is_read_right_or_refused_with_what_reads_it_right(quiet, name):
     case = EVERY[name]
     if case.words:
@@ -165,7 +166,7 @@ def test_a_file_with_a_fault_is_read_right_or_refused_with_what_reads_it_right(q
     assert case.right is None or made.sha256() == open_dataset(case.right[0], seed=0).sha256()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", every_third(range(30)))
 def test_several_faults_at_once_are_read_right_by_their_options_and_never_wrongly(quiet, seed):
     dataset, make, (right, make_right) = composed(random.Random(seed))
     for one in (make, make_right):

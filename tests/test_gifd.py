@@ -147,6 +147,7 @@ def test_every_row_has_weights_of_its_own():
     assert all(torch.equal(before[n], v) for n, v in maps.decoder.params.items())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("attack", [GIFD().variants()[1], GGL(), GIAS()])
 def test_a_planted_leak_comes_out_far_better_than_a_random_or_a_mean_image(attack, digits, public, path):
     """Over ten seeds by 2.1 dB and more on the mean of six, and the best of them by 5.5 and more."""

@@ -300,6 +300,7 @@ def evaluate(tmp_path: Path, **options: Any) -> ppbench.Evaluation:
     return ppbench.evaluate(out=tmp_path, workers=1, **{"defense": "dp", "model": "somebodys:Net", **few, **options})
 
 
+@pytest.mark.nightly
 def test_a_network_and_data_of_ones_own_are_trained_probed_and_attacked(tmp_path: Path) -> None:
     done = evaluate(tmp_path, attack_batch=(1, 2))
     assert [(r.config.attack.id, r.error) for r in done.records if r.status != "complete"] == []

@@ -129,6 +129,7 @@ def pairs(digits: Data) -> Seen:
     return server_sees(digits, NoDefense(), batch=2)
 
 
+@pytest.mark.nightly
 def test_a_fading_prior_costs_nothing_where_a_fixed_one_outweighs_the_data(seen):
     """Sigmoid networks: cosines differ by less than 1e-4 between a grey image and the truth."""
     fading, _ = reached(seen, IG(budget=120))
@@ -151,6 +152,7 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
         assert all(count % 3 == 0 for count in counts)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("attack", [IG(budget=100), GradInversion(budget=120, tries=2), IGMasked(budget=100)], ids=type)
 def test_labels_of_a_batch_are_recovered_and_images_come_near(attack, pairs):
     """Two digits a batch: their labels as a multiset, their images nearer than grey is."""
@@ -237,6 +239,7 @@ def test_what_a_sparse_message_holds_is_its_support(digits):
         assert all(bool((evidence.observed[n][w == 0] == 0).all()) for n, w in evidence.weight.items())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_under_noise_the_likelihood_beats_the_oblivious(law, digits):
     """Noise of a hundredth of the gradient's root mean square, at which DLNet's images begin to blur."""

@@ -170,6 +170,7 @@ def my_defense(name: str) -> bytes:
     return wheel_of(files, "my_defense", "1")
 
 
+@pytest.mark.nightly
 def test_a_plugin_that_lacks_a_name_of_ours_gets_the_sentence_and_no_riddle(site: Site) -> None:
     """Where no command looks first: a program that imports modules of ours."""
     site.install(wheel_of(HARMLESS))
@@ -180,6 +181,7 @@ def test_a_plugin_that_lacks_a_name_of_ours_gets_the_sentence_and_no_riddle(site
     )
 
 
+@pytest.mark.nightly
 def test_a_plugins_own_import_error_is_told_as_it_is(site: Site) -> None:
     site.install(my_defense("Defence"))
     done = site.command("evaluate", "--defense", "mine")

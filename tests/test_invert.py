@@ -74,6 +74,7 @@ def victim(digits: Data) -> Victim:
 
 
 # -- the same as in the bench -----------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path: Path) -> None:
     """One victim at initial weights: the images that the cell keeps, bit for bit; by plain torch's gradient nearly."""
     options = dict(model="somebodys:LeNet", attacks=("dlg",), stages=("init",), attack_batch=(1,), victims=1, tuning=0)
@@ -285,6 +286,7 @@ def test_any_input_is_answered_or_refused_in_one_sentence(gradient: Any, shape: 
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_the_page_is_ten_lines_and_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     """Every block as it is printed, one after another; the first one finds what it says."""
     page = (ROOT / "docs" / "invert.md").read_text(encoding="utf-8")

@@ -114,8 +114,10 @@ def rates(plan: Plan, params: Params, digits: Data, batch: int, tries: int, nois
     return right / (tries * batch), chance / (tries * batch)
 
 
-@each_net
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("model", "options", "loss"),
+    [pytest.param(*net, loss, marks=pytest.mark.battery(str(net), loss)) for net in NETS for loss in LOSSES],
+)
 def test_planted_leak_any_head_at_random_weights(model, options, loss, digits):
     plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss=loss)
     params = initial(plan.spec, 1)
@@ -126,6 +128,7 @@ def test_planted_leak_any_head_at_random_weights(model, options, loss, digits):
     assert rate > max(least, chance + 0.2)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("model", "options"), [NETS[1], NETS[3]], ids=["mlp-bias", "cnn-activation"])
 def test_squared_loss_shows_labels_of_a_trained_model_too(model, options, digits):
     plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss="squared")
@@ -279,6 +282,7 @@ def test_no_class_of_a_batch_is_excluded(labels, seed):
     assert possible_classes(exact_span(head_gradient(labels, seed), None, len(labels)))[labels].all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("batch", "most"), [(1, 0), (2, 0.2), (4, 1)])
 def test_most_classes_that_are_not_there_are_excluded(batch, most):
     """Vectors of a span of few dimensions are seldom negative at one entry alone, by chance."""

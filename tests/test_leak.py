@@ -242,6 +242,7 @@ def test_of_batches_each_is_little_more_than_one_witness(fabricate, units, share
 LOOK = st.tuples(st.integers(5, 40), st.booleans(), st.booleans())
 
 
+@pytest.mark.nightly
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_an_image_that_is_more_recognizable_never_lowers_the_level(fabricate, data):

@@ -62,6 +62,7 @@ def truth(published, tmp_path):
 
 
 # -- a round trip -----------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_our_attacks_in_a_fresh_process_on_what_was_published_have_the_figures_of_their_cells(
     published, truth, tmp_path
 ):

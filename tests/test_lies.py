@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from daily import every_third
 from lies.ppbench_lies import LIES, Blinded, Cipher, Decode, Permute, Share, Shy, Sums
 from observations import reached, seeded, watched
 
@@ -63,7 +64,7 @@ def norm(tree):
     return float(torch.cat([value.double().flatten() for value in tree.values()]).norm())
 
 
-@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
+@pytest.mark.parametrize("lie", every_third(LIES), ids=lambda lie: lie.name)
 def test_a_lie_is_seen_through_and_its_labels_are_read(lie, sees):
     """Medians of 80 dB and more, where who believes its author has 12 dB at most."""
     seen = view, victims = sees(lie())

@@ -106,6 +106,7 @@ def test_where_none_falls_or_may_have_every_defended_cell_is_asked(weak, monkeyp
     assert {c.config.defense.id for one in left for c in one.cells} == {"spn"}
 
 
+@pytest.mark.nightly
 def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undrawn, monkeypatch):
     """With attacks that read nothing but labels, and one search, which none is said to fall to."""
     order = []

@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 import torch
+from daily import every_third
 from observations import ask, observation, psnr, seeded, updates, uploads
 
 from ppbench.attacks.reconstruction.fastpath.distances import typical
@@ -86,7 +87,7 @@ def images(attack, plan, params, truth, mask):
     return [psnr(g.x[0], image[0]) for g, image in zip(guesses, x, strict=True)], guesses
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", every_third(MASKS))
 def test_what_is_left_of_a_masked_gradient_gives_the_image(mask, plan, params, truth):
     budget = 300 if mask == "zeroed" else 150
     images_, guesses = images(IGMasked(budget=budget), plan, params, truth, MASKS[mask])
@@ -97,6 +98,7 @@ def test_what_is_left_of_a_masked_gradient_gives_the_image(mask, plan, params, t
         assert median(images(IG(budget=60), plan, params, truth, MASKS[mask])[0]) < 15, "which a cosine does not see"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mask", [lambda u: {n: v.sign() for n, v in u.items()}, spoilt], ids=["signs", "outliers"])
 def test_of_signs_and_among_outliers_more_is_seen_than_by_a_cosine(mask, plan, params, truth):
     images_, guesses = images(IGMasked(budget=150), plan, params, truth, mask)

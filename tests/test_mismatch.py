@@ -10,6 +10,7 @@ import gradient_cases
 import numpy as np
 import pytest
 import torch
+from daily import every_third
 from gradient_cases import SHAPE, case, network
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
@@ -72,6 +73,7 @@ def test_a_gradient_that_no_factor_explains_keeps_a_factor_of_one(batch: int, di
     assert scale_of({n: torch.zeros_like(g) for n, g in half.items()}, start, batch, None) == 1.0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("batch", "factor"), [(6, 6.0), (7, 7.0), (8, 8.0), (8, 1.0), (8, -0.1)])
 def test_of_hardly_fewer_examples_than_classes_the_factor_is_found_too(batch: int, factor: float) -> None:
     """Not every class of the batch has a negative gradient then. With noise there is none, and the summary says so."""
@@ -215,7 +217,7 @@ BLIND: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", BLIND)
+@pytest.mark.parametrize("name", every_third(BLIND))
 def test_inputs_that_the_gradient_does_not_depend_on_are_never_called_solved(name: str) -> None:
     """The answer has its start values there; a second start would find these again, and call them recovered."""
     build, channels, batch = BLIND[name]
@@ -238,7 +240,7 @@ def test_of_inputs_that_the_network_normalizes_no_brightness_is_called_solved(se
     assert inversion.solved_mismatch is None and "as much" not in inversion.summary
 
 
-@pytest.mark.parametrize("attack", ["dlg", "idlg", "ig", "feature_inversion"])
+@pytest.mark.parametrize("attack", every_third(["dlg", "idlg", "ig", "feature_inversion"]))
 def test_inputs_that_the_gradient_determines_are_still_recovered_with_noise(attack: str) -> None:
     torch.manual_seed(0)
     model, x, y = convolutional(512, nn.Conv2d(1, 8, 3, padding=1)), torch.rand(1, *SHAPE), torch.tensor([3])
@@ -306,10 +308,13 @@ def test_what_a_mismatch_is_worth(mismatch: Any, planted: Any, solved: Any, word
 
 
 # -- a seeded generator of gradients ----------------------------------------------------------------------------------
-def test_gradients_of_other_losses_are_those_in_the_benchs_own_terms_up_to_a_factor(digits: Data) -> None:
+def test_gradients_of_other_losses_are_those_in_the_benchs_own_terms_up_to_a_factor(
+    digits: Data, pytestconfig: pytest.Config
+) -> None:
     """The first of a seeded generator's: the very search, or a sentence that claims nothing. `-s` names them."""
+    count = 24 if pytestconfig.getoption("--battery") == "whole" else 6
     x, y = digits.x[:40], digits.y[:40].argmax(1)
-    for own in gradient_cases.cases(0, 24, x, y):
+    for own in gradient_cases.cases(0, count, x, y):
         options: dict[str, Any] = {"batch": len(own.x), "budget": 25, "restarts": 0, "planted": False}
         inversion = ppbench.invert(own.model, own.gradient, SHAPE, **options)
         if own.factor is None:

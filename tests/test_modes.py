@@ -13,6 +13,7 @@ import somebodys
 import torch
 import torch.nn.functional as F
 import users_networks as users
+from daily import all_but_nightly
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils.checkpoint import checkpoint
@@ -41,7 +42,9 @@ def unexplained(case: users.Case, network: HeldNetwork) -> float:
 
 
 # -- the whole kind ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("seed", range(2 * len(users.LAYERS)))
+@pytest.mark.parametrize(
+    "seed", all_but_nightly(range(2 * len(users.LAYERS)), range(len(users.LAYERS), 2 * len(users.LAYERS)))
+)
 def test_a_drawn_network_is_simulated_exactly_or_refused_truly(seed: int) -> None:
     """Layers, modes by layer, what is frozen, containers: every layer comes first twice. No third outcome."""
     case = users.case(seed)
@@ -56,12 +59,14 @@ def test_a_drawn_network_is_simulated_exactly_or_refused_truly(seed: int) -> Non
     ("kinds", "container", "frozen"),
     [
         ([("flag", False)], "written", "nothing"),
-        ([("instance norm", False)], "sequential", "nothing"),
-        ([("functional dropout", False), ("rrelu", False)], "nested", "the head's bias"),
+        pytest.param([("instance norm", False)], "sequential", "nothing", marks=pytest.mark.nightly),
+        pytest.param(
+            [("functional dropout", False), ("rrelu", False)], "nested", "the head's bias", marks=pytest.mark.nightly
+        ),
         ([("spectral norm", True)], "sequential", "nothing"),
-        ([("drop path", False)], "auxiliary", "the head"),
-        ([("transformer", False)], "written", "nothing"),
-        ([], "sequential", "the head"),
+        pytest.param([("drop path", False)], "auxiliary", "the head", marks=pytest.mark.nightly),
+        pytest.param([("transformer", False)], "written", "nothing", marks=pytest.mark.nightly),
+        pytest.param([], "sequential", "the head", marks=pytest.mark.nightly),
         ([], "sequential", "all but the middle"),
     ],
 )
@@ -244,8 +249,14 @@ def frozen(*names: str) -> nn.Module:
 X, Y = torch.rand(6, *users.SHAPE, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 4
 
 
-@pytest.mark.parametrize("defense", ["none", "spn", "fedpc", "baffle", "dp_sgd"])
-@pytest.mark.parametrize("names", [("5",), ("5.bias",), ("5.weight",), ("0", "3")])
+@pytest.mark.parametrize(
+    ("defense", "names"),
+    [
+        pytest.param(defense, names, marks=pytest.mark.battery(defense, names))
+        for defense in ["none", "spn", "fedpc", "baffle", "dp_sgd"]
+        for names in [("5",), ("5.bias",), ("5.weight",), ("0", "3")]
+    ],
+)
 def test_frozen_layers_stay_where_they_are_in_a_federation(defense: str, names: tuple[str, ...]) -> None:
     federation = ppbench.federate(ppbench.load_defense(defense), frozen(*names), [(X, Y), (X * 0.9, Y), (X * 0.8, Y)])
     net = federation.plan.net
@@ -303,10 +314,12 @@ def gradient_of(model: nn.Module, count: int = 1) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "attack", ["dlg", "idlg", "ig", "analytic", "spear", "peel", "feature_inversion", "closed_form"]
-)
-@pytest.mark.parametrize(
-    "names", [("5",), ("5.bias",), ("5.weight",), ("0",), ("0.bias",), ("3.weight",), ("3.bias",), ("0", "3")]
+    ("attack", "names"),
+    [
+        pytest.param(attack, names, marks=pytest.mark.battery(attack, names))
+        for attack in ["dlg", "idlg", "ig", "analytic", "spear", "peel", "feature_inversion", "closed_form"]
+        for names in [("5",), ("5.bias",), ("5.weight",), ("0",), ("0.bias",), ("3.weight",), ("3.bias",), ("0", "3")]
+    ],
 )
 def test_every_attack_computes_with_constants_or_is_refused(attack: str, names: tuple[str, ...]) -> None:
     """A frozen bias taken for none, or a frozen weight for one that was observed, would be a silent wrong answer."""

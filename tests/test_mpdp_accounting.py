@@ -307,6 +307,7 @@ def recovered_noise(defense: ModelPerturbation, rounds: int) -> tuple[torch.Tens
     return torch.stack(ones), torch.stack(means)
 
 
+@pytest.mark.nightly
 def test_recovered_noise_is_gaussian_coordinate_by_coordinate_and_its_mean_has_a_kth_of_the_variance():
     """U5 with 800 draws of R; Theorem 5 with K-S; S4: the mean's tails are heavier than a Gaussian's."""
     defense = MPDP(gamma="scalar", bound=1.5)

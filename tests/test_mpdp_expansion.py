@@ -93,6 +93,7 @@ def test_transitional_channels_of_resnets_are_counted():
     assert plan_of(hundred).net.parameter_count == 854_704
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("spec", [TINY, MLP5, CNN, DENSE, RESNET], ids=lambda s: f"{s.model}-{s.shape}")
 def test_every_weights_multiplier_has_the_law_whose_noise_is_gaussian(spec):
     """E R^2 = 3/2, and |DN*(1)| in law: alone in the first layer and the head, a product of two elsewhere."""

@@ -336,10 +336,18 @@ def test_uploads_that_break_the_protocol_are_refused(run):
 
 
 # -- training ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", VARIANTS)
 @pytest.mark.parametrize(
-    ("clip", "kappa", "low", "high"),
-    [("none", 10.0, 0.5, 1.0), ("oracle", 10.0, 0.5, 1.0), ("seen", None, 0.5, 1.0), ("seen", 10.0, 0.0, 0.3)],
+    ("clip", "kappa", "low", "high", "kind"),
+    [
+        pytest.param(*case, kind, marks=pytest.mark.battery(case, kind))
+        for kind in VARIANTS
+        for case in [
+            ("none", 10.0, 0.5, 1.0),
+            ("oracle", 10.0, 0.5, 1.0),
+            ("seen", None, 0.5, 1.0),
+            ("seen", 10.0, 0.0, 0.3),
+        ]
+    ],
 )
 def test_training_learns_at_a_large_budget_unless_the_mask_is_what_is_clipped(kind, clip, kappa, low, high, digits):
     """Where clients clip what they see, a mask ten times the logits leaves next to nothing of the gradient.

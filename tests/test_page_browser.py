@@ -252,7 +252,7 @@ def test_dark_pages_have_light_ink_in_figures_and_print_shows_plain_tables(page)
 
 
 # -- the first screen --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), pytest.param(1400, "light", marks=pytest.mark.nightly)])
 def test_nothing_serious_stands_in_the_way_of_whoever_reads(browser, board, width, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     with shown(browser, board, viewport={"width": width, "height": 900}, color_scheme=scheme) as (page, _):

@@ -223,6 +223,7 @@ def unequal(deal):
 MOMENTUM, ADAM = Opt("sgd", 0.1, 0.9), Opt("adam", 5e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("opt", [MOMENTUM, ADAM], ids=["momentum", "adam"])
 def test_fifty_rounds_equal_those_of_fedsgd(opt, unequal, digits):
     """T7: fresh secrets every round, unequal shards, the same batches; the server steps on recovered gradients."""

@@ -384,6 +384,7 @@ def test_every_file_and_group_that_the_table_names_is_there() -> None:
             assert known or word in groups, f"{what}: {word}"
 
 
+@pytest.mark.nightly
 def test_a_defense_is_listed_evaluated_and_its_claim_stands_beside_its_cells(outputs: dict) -> None:
     assert outputs["listed"]["defenses"]["sign_sgd"] == "ppbench-fl"
     mine = [row for row in outputs["table"] if row["defense"] == "sign_sgd"]
@@ -391,11 +392,13 @@ def test_a_defense_is_listed_evaluated_and_its_claim_stands_beside_its_cells(out
     assert {row["claimed"] for row in mine if row["attack"] == "label_recovery"} == {"CAP 0.50 (Table 99)"}
 
 
+@pytest.mark.nightly
 def test_an_attack_is_listed_and_has_cells(outputs: dict) -> None:
     assert outputs["listed"]["attacks"]["row_ratio"] == "ppbench-fl"
     assert ["sign_sgd", "row_ratio", "reconstruction", "complete"] in outputs["cells"]
 
 
+@pytest.mark.nightly
 def test_a_question_has_cells_columns_a_board_and_a_sentence(outputs: dict) -> None:
     assert outputs["listed"]["questions"]["attribute"] == "ppbench-fl"
     assert ["sign_sgd", "value_search", "attribute", "complete"] in outputs["cells"]
@@ -404,6 +407,7 @@ def test_a_question_has_cells_columns_a_board_and_a_sentence(outputs: dict) -> N
     assert all(row["attribute_accuracy"] for row in outputs["table"] if row["attack"] == "value_search")
 
 
+@pytest.mark.nightly
 def test_a_metric_of_victims_takes_one_file_and_is_in_records_columns_documents_page_and_comparisons(
     outputs: dict,
 ) -> None:
@@ -420,6 +424,7 @@ def test_a_metric_of_victims_takes_one_file_and_is_in_records_columns_documents_
     assert ["labels_missed", 0.02, 0.0] in outputs["compared"]
 
 
+@pytest.mark.nightly
 def test_a_metric_of_reconstructions_takes_one_file_and_is_scored_shown_compared_and_verified(outputs: dict) -> None:
     images = outputs["images"]
     assert len(images["scores"]) > 2 and all(0 <= share <= 1 for share in images["scores"])
@@ -433,6 +438,7 @@ def test_a_metric_of_reconstructions_takes_one_file_and_is_scored_shown_compared
     assert any("close_pixels of victim" in problem for problem in images["verified"]["forged"])
 
 
+@pytest.mark.nightly
 def test_records_without_a_metric_that_was_added_later_agree_with_those_that_have_it(outputs: dict) -> None:
     itself, old = (outputs["images"]["compared"][name] for name in ("itself", "old"))
     added = {"close_pixels_mean", "class_error"}
@@ -441,6 +447,7 @@ def test_records_without_a_metric_that_was_added_later_agree_with_those_that_hav
     assert not [problem for problem in outputs["images"]["verified"]["old"] if "close_pixels" in problem]
 
 
+@pytest.mark.nightly
 def test_a_metric_of_the_model_takes_two_files_and_is_in_columns_documents_page_and_comparisons(
     outputs: dict,
 ) -> None:
@@ -453,6 +460,7 @@ def test_a_metric_of_the_model_takes_two_files_and_is_in_columns_documents_page_
     assert ["class_error", 0.01, 0.0] in outputs["compared"]
 
 
+@pytest.mark.nightly
 def test_an_option_takes_three_files_and_is_in_help_suites_cells_columns_and_comparisons(outputs: dict) -> None:
     option = outputs["option"]
     assert option["help"] == "Times that it is made; the last is kept." and option["suite"] == {"probe_again": 2}
@@ -463,11 +471,13 @@ def test_an_option_takes_three_files_and_is_in_help_suites_cells_columns_and_com
     assert worst and {row["probe_again"] for row in worst} == {"2"}
 
 
+@pytest.mark.nightly
 def test_a_column_is_in_the_table(outputs: dict) -> None:
     assert {row["upload"] for row in outputs["table"]} == {"delta"}
     assert "| `upload` |" in outputs["columns"]
 
 
+@pytest.mark.nightly
 def test_a_chart_is_on_the_page_and_among_the_files(outputs: dict) -> None:
     assert 'aria-label="planted: 1 rows"' in outputs["page"] or 'aria-label="planted: 3 rows"' in outputs["page"]
     assert {"planted-reconstruction.svg", "planted-reconstruction.png"} <= set(outputs["figures"])

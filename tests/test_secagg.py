@@ -370,6 +370,7 @@ def test_the_server_reads_the_gradient_and_a_listener_does_not(federate):
     assert min(exact["eavesdropper/1"]) > 0.5
 
 
+@pytest.mark.nightly
 def test_the_battery_passes_it_and_finds_a_key_that_is_sent_along():
     with registered("defenses", Shuffled):
         check_defense(Shuffled)

@@ -67,7 +67,15 @@ def needs(name):
             pytest.importorskip(framework)
 
 
-@pytest.mark.parametrize(("name", "preset"), [(n, p) for n in sorted(shipped()) for p in ("", *presets(n))])
+def plans():
+    """Yield every suite with each preset: where `two-cores` has the same premise, it stands for all in a usual run."""
+    for name in sorted(shipped()):
+        for preset in ("", *presets(name)):
+            late = [pytest.mark.nightly] if "two-cores" in presets(name) and preset != "two-cores" else []
+            yield pytest.param(name, preset, marks=late)
+
+
+@pytest.mark.parametrize(("name", "preset"), plans())
 def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch, downloads):
     """Whatever can be refused before anything is trained is not refused: losses, networks, stages, shares, victims."""
     needs(name)
@@ -94,6 +102,7 @@ SMALL = {"active", "cost", "digits-quick"}
 """Suites that two cores can do as they are."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "preset"), [(n, p) for n in sorted(set(shipped()) - SMALL) for p in sorted({"two-cores", *presets(n)})]
 )

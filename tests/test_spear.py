@@ -120,6 +120,7 @@ def test_more_examples_than_units_can_tell_end_within_the_draws():
 
 
 # -- the attack -----------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 @pytest.mark.parametrize(("dtype", "count", "least"), [(torch.float64, 8, 120), (torch.float32, 8, 40)])
 def test_batches_of_digits_are_exact_with_their_labels(dtype, count, least):
     plan, shown, total = plan_of(), 0, 0

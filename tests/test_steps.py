@@ -77,6 +77,7 @@ def probed(deal):
     return make
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["none", "phong"])
 def test_many_undefended_steps_give_the_batch_away(probed, name):
     view, victims, _ = probed(load_plugin("defenses", name)())

@@ -143,6 +143,7 @@ def test_nothing_is_found_in_noise():
     assert all(torch.equal(COLUMNS.rounded(g.x), g.x) for g in guesses)
 
 
+@pytest.mark.nightly
 def test_the_pool_disagrees_more_where_nothing_is_told():
     sure, unsure = (FEW.run(posed(4, 2, noise)[0], ask(2, 4), seeded()) for noise in (False, True))
     assert sum(g.confidence for g in sure) < 0.75 * sum(g.confidence for g in unsure)

@@ -8,6 +8,7 @@ import pytest
 import thief
 import torch
 from broken_plugins import Broken
+from daily import all_but_nightly
 from protocols import started
 from rich.console import Console
 from test_apart import process_for_many_calls
@@ -73,7 +74,7 @@ class My(Attack):
 """
 
 
-@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("isolate", all_but_nightly([False, True], [False]))
 def test_a_registered_threat_model_reaches_an_isolated_attack_and_one_of_its_own_comes_back(
     isolate, pair, tmp_path, monkeypatch
 ):
@@ -192,6 +193,7 @@ def test_clients_of_secure_aggregation_learn_the_exact_mean_of_the_others(defens
     assert all((e.params is not None) is (equal or not known) for e in evidence)
 
 
+@pytest.mark.nightly
 def test_the_undefended_is_evaluated_under_a_threat_model_from_elsewhere(pair, tmp_path):
     options = {"model": "mlp", "clients": 3, "rounds": 2, "train": 90, "victims": 3, "candidates": 12}
     options |= {"attacks": ("analytic", "mia_loss"), "attack_batch": (1,), "stages": ("init", "final")}

@@ -124,6 +124,7 @@ def test_joint_evidence_is_of_units_seen_in_all_rounds_and_relative_in_each():
     assert joint_evidence([]) == [] == joint_evidence([first, []])
 
 
+@pytest.mark.nightly
 def test_two_independent_noises_average_where_one_round_is_not_enough():
     world = Duel(TwoRounds(), DP(sigma=0.01)).probe(8)
     one, two = (psnrs(world, world.answers(attack(budget=100, restarts=0)), attack()) for attack in (IDLG, TwoRounds))

@@ -234,6 +234,7 @@ def test_projection_is_exact_across_the_direction_and_takes_the_rest_from_the_la
 
 
 # -- trained iterates: T9, U11 ---------------------------------------------------------------------------------------
+@pytest.mark.nightly
 @each_world
 def test_a_client_reads_the_true_decisions_of_a_trained_iterate(world, digits_split, iterates):
     """At kappa 100; as it is the model agrees at about chance. n = 60 own examples, 300 queries."""
@@ -251,6 +252,7 @@ def test_a_client_reads_the_true_decisions_of_a_trained_iterate(world, digits_sp
     assert share >= (0.99 if isinstance(defense, PBPFL) else 0.98) and error < 0.05
 
 
+@pytest.mark.nightly
 @each_world
 def test_membership_is_as_visible_as_in_the_plain_model_once_unmasked(world, digits_split, iterates):
     defense, spec = WORLDS[world]

@@ -30,7 +30,10 @@ _MTIME = count(2_000_000_000, 10)
 
 @dataclass(frozen=True)
 class Fault:
-    """One planted fault. harm: what would go wrong for a user; old, new: text of `file`; tests: who must find it."""
+    """One planted fault. harm: what would go wrong for a user; old, new: text of `file`; tests: who must find it.
+
+    nightly: only tests of the nightly run find it; else those of a usual run must.
+    """
 
     name: str
     harm: str
@@ -38,6 +41,7 @@ class Fault:
     old: str
     new: str
     tests: tuple[str, ...]
+    nightly: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Copy:
         began = time.monotonic()
         try:
             _write(path, text.replace(fault.old, fault.new))
-            code, first = self.test(fault.tests, LIMIT_S, "-x")
+            code, first = self.test(fault.tests, LIMIT_S, "-x", *([] if fault.nightly else ["-m", "not nightly"]))
         finally:
             _write(path, text)
         words = {0: "SURVIVED", 1: "caught", None: "caught (timeout)"}.get(code, f"ERROR: pytest ended with {code}")
