@@ -145,6 +145,16 @@ def test_before_anything_is_trained_it_tells_of_leaks_and_what_is_missing(fabric
     assert preliminary_words(trained) == f"{trained.headline.words} (preliminary; still running)"
 
 
+def test_before_anything_is_trained_labels_are_counted_by_setting(fabricate):
+    labels = [
+        fabricate("dp", value, "label_recovery", "label", share, control="sigma", n=40)
+        for value, share in ((0.1, 1.0), (0.2, 0.1))
+    ]
+    records = [*controls(fabricate), *dp(fabricate, 0.1, 34.0), *dp(fabricate, 0.2, 8.0), *labels]
+    words = preliminary_words(answer_of([untrained(r) for r in records], None))
+    assert "; no better than blind at 1 of 2 settings; labels recovered at 1 of 2 settings (prelim" in words
+
+
 def test_before_anything_is_trained_nothing_is_concluded_without_controls(fabricate):
     records = [untrained(r) for r in [*controls(fabricate, undefended=6.0), *dp(fabricate, 0.1, 34.0)]]
     assert preliminary_words(answer_of(records, None)).startswith("Nothing is concluded: the controls do not vouch")

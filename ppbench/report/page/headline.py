@@ -279,16 +279,23 @@ def preliminary_words(answer: Answer) -> str:
         _at_level([v for v in grid if v.leak is not None and v.leak.level == level], len(grid)) for level in levels
     ]
     noun = next((f"{v.leak.noun} " for v in grid if v.leak is not None), "")
-    words = f"{noun}{'; '.join(parts)}{_recovered(row)}" if parts else _recovered(row).removeprefix("; ")
-    return f"{row.name} at random weights: {words or 'undecided'} (preliminary; accuracy and the trained model follow)."
+    words = [f"{noun}{'; '.join(parts)}"] if parts else []
+    for word in dict.fromkeys(word for v in grid for word in v.recovered):
+        words.append(f"{word} recovered{_at(sum(word in v.recovered for v in grid), len(grid))}")
+    said = "; ".join(words) or "undecided"
+    return f"{row.name} at random weights: {said} (preliminary; accuracy and the trained model follow)."
+
+
+def _at(count: int, number: int) -> str:
+    """Return " at all 3 settings", " at 1 of 3 settings", "" where there is one."""
+    return "" if number == 1 else f" at {_all(number) if count == number else f'{count} of {number}'} settings"
 
 
 def _at_level(settings: Sequence[Setting], number: int) -> str:
     """Return "rebuilt at 2 of 3 settings, 46 dB at sigma=0.01" on the settings of one level, with the largest leak."""
     worst = max(settings, key=_amount)
     assert worst.leak is not None
-    where = f" at {_all(number) if len(settings) == number else f'{len(settings)} of {number}'} settings"
-    at = "" if number == 1 else where
+    at = _at(len(settings), number)
     figures = _figures(worst) if worst.leak.falls else ""
     return f"{LEVEL_WORDS[worst.leak.level]}{at}" + (f",{figures} at {_control(worst)}" if figures and at else figures)
 
