@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.replay import without_rounding
 from ppbench.attacks.adaptive.server import AdaptiveServer
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
 from ppbench.attacks.reconstruction import closed_form
@@ -280,3 +281,15 @@ def test_attacks_on_one_view_solve_each_gradient_once(digits: Data, monkeypatch:
     noisy = [replace(e, noise=Noise("gaussian", 1e-3)) for e in view.defense.evidence(view)]
     ClosedForm().answer(noisy, view.plan, victims.challenges(), seeded())
     assert len(solved) == 4
+
+
+def test_the_rounding_of_a_replay_alone_is_taken_off(digits: Data) -> None:
+    """The server's step on its messages is the gradient that is sent, up to float64; what differs more stays."""
+    view, _ = server_sees(digits, SPN(alpha2=0.1), count=2)
+    stated = {e.unit: e for e in view.defense.evidence(view)}
+    for size, same in ((1e-9, True), (1e-6, False)):
+        numbers = {n: v.double() * (1 + size) for n, v in stated[Slot(0, 0),].observed.items()}
+        (near,) = without_rounding([replace(stated[Slot(0, 0),], observed=numbers)], view)
+        assert (near.observed is stated[Slot(0, 0),].observed) is same
+    other = replace(stated[Slot(0, 0),], unit=(Slot(9, 0),))
+    assert without_rounding([other], view) == [other]
