@@ -268,10 +268,10 @@ def _recovered(row: HeadlineRow) -> str:
 def preliminary_words(answer: Answer) -> str:
     """Return the sentence on a first answer, while other cells run: what leaks at random weights, without accuracy.
 
-    Where accuracy is known, the headline as it is.
+    Where every setting's accuracy is known, the headline as it is.
     """
     rows = [HeadlineRow(table, row) for table in answer.tables if table.reliable for row in table.compared]
-    if len(rows) != 1 or any(v.accuracy is not None or v.mse is not None for v in rows[0].standing.grid):
+    if len(rows) != 1 or all(v.accuracy is not None or v.mse is not None for v in rows[0].standing.grid):
         return f"{answer.headline.words} (preliminary; still running)"
     row, grid = rows[0], rows[0].standing.grid
     levels = sorted({v.leak.level for v in grid if v.leak is not None}, key=lambda level: -SEVERITY[level])
