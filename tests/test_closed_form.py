@@ -15,12 +15,16 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.reconstruction.closed_form import ClosedForm
+from ppbench.adversary.replay import without_rounding
+from ppbench.attacks.adaptive.server import AdaptiveServer
+from ppbench.attacks.adaptive.spn import AdaptiveSPN
+from ppbench.attacks.reconstruction import closed_form
+from ppbench.attacks.reconstruction.closed_form import ClosedForm, Rebuilt, rebuilt_input
 from ppbench.base.errors import UsageError
-from ppbench.base.tree import Params
+from ppbench.base.tree import Params, Recent
 from ppbench.defenses.spn import SPN
 from ppbench.federation.evidence import Evidence, simulation
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Noise, Plan
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore
@@ -257,3 +261,36 @@ def test_a_record_keeps_how_well_each_layer_was_determined(digits: Data) -> None
     assert [layer.name for layer in again.layers][:2] == ["head.weight", "features.6.weight"]
     assert all(layer.exact and layer.condition >= 1 for layer in again.layers)
     assert "layers" not in score.model_copy(update={"layers": []}).model_dump()
+
+
+def test_attacks_on_one_view_solve_each_gradient_once(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also `adaptive_server`, which gets the same numbers in float64; another gradient or law is another question."""
+    view, victims = server_sees(digits, SPN(alpha2=0.1), count=2)
+    alone = AdaptiveServer().run(view, victims.challenges(), seeded())
+    solved: list[Evidence] = []
+
+    def counted(evidence: Evidence, plan: Plan) -> Rebuilt | None:
+        solved.append(evidence)
+        return rebuilt_input(evidence, plan)
+
+    monkeypatch.setattr(closed_form, "SOLVED", Recent(8))
+    monkeypatch.setattr(closed_form, "rebuilt_input", counted)
+    every = [a.run(view, victims.challenges(), seeded()) for a in (ClosedForm(), AdaptiveSPN(), AdaptiveServer())]
+    assert len(solved) == 2
+    for guesses in every:
+        assert all(torch.equal(g.x, a.x) and g.layers == a.layers for g, a in zip(guesses, alone, strict=True))
+    noisy = [replace(e, noise=Noise("gaussian", 1e-3)) for e in view.defense.evidence(view)]
+    ClosedForm().answer(noisy, view.plan, victims.challenges(), seeded())
+    assert len(solved) == 4
+
+
+def test_the_rounding_of_a_replay_alone_is_taken_off(digits: Data) -> None:
+    """The server's step on its messages is the gradient that is sent, up to float64; what differs more stays."""
+    view, _ = server_sees(digits, SPN(alpha2=0.1), count=2)
+    stated = {e.unit: e for e in view.defense.evidence(view)}
+    for size, same in ((1e-9, True), (1e-6, False)):
+        numbers = {n: v.double() * (1 + size) for n, v in stated[Slot(0, 0),].observed.items()}
+        (near,) = without_rounding([replace(stated[Slot(0, 0),], observed=numbers)], view)
+        assert (near.observed is stated[Slot(0, 0),].observed) is same
+    other = replace(stated[Slot(0, 0),], unit=(Slot(9, 0),))
+    assert without_rounding([other], view) == [other]

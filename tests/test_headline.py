@@ -10,7 +10,7 @@ from ppbench.base.bars import Bars
 from ppbench.commands.terminal import glance, say_unfinished
 from ppbench.records.schema import Metric
 from ppbench.report.controls import Check, statuses_of
-from ppbench.report.page.headline import answer_of
+from ppbench.report.page.headline import answer_of, preliminary_words
 
 HOLDS = Check("harness", True, "The harness passes.")
 
@@ -112,6 +112,52 @@ def test_what_was_not_measured_or_stands_undefended_is_undecided_and_says_why(fa
     assert (
         "1 of 2 boards can be judged; 1 cannot: even the undefended model resists the attacks there" in trust.sentence
     )
+
+
+def untrained(record):
+    """Return the record as a draft has it, without the figures of a training."""
+    unknown = {"accuracy": None, "low": None, "high": None, "curve": [], "reason": "not trained yet"}
+    return record.model_copy(update={"utility": record.utility.model_copy(update=unknown)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (((0.1, 34.0),), "images rebuilt at 35 dB (undefended 36, blind 11)"),
+        (
+            ((0.1, 34.0), (0.2, 33.0)),
+            "images rebuilt at both settings, at 35 dB (undefended 36, blind 11) at sigma=0.1",
+        ),
+        (
+            ((0.1, 34.0), (0.2, 16.0), (1.0, 8.0)),
+            "images rebuilt at 1 of 3 settings, at 35 dB (undefended 36, blind 11) at sigma=0.1; recognizable at 1 of "
+            "3 settings, at 17 dB (undefended 36, blind 11) at sigma=0.2; no better than blind at 1 of 3 settings",
+        ),
+    ],
+    ids=["one", "alike", "different"],
+)
+def test_before_anything_is_trained_it_tells_of_leaks_and_what_is_missing(fabricate, settings, words):
+    """No setting is called usable, and no defense falls or stands."""
+    records = [*controls(fabricate), *(r for value, decibels in settings for r in dp(fabricate, value, decibels))]
+    first = preliminary_words(answer_of([untrained(r) for r in records], None))
+    assert first == f"dp at random weights: {words} (preliminary; accuracy and the trained model follow)."
+    trained = answer_of(records, None)
+    assert preliminary_words(trained) == f"{trained.headline.words} (preliminary; still running)"
+
+
+def test_before_anything_is_trained_labels_are_counted_by_setting(fabricate):
+    labels = [
+        fabricate("dp", value, "label_recovery", "label", share, control="sigma", n=40)
+        for value, share in ((0.1, 1.0), (0.2, 0.1))
+    ]
+    records = [*controls(fabricate), *dp(fabricate, 0.1, 34.0), *dp(fabricate, 0.2, 8.0), *labels]
+    words = preliminary_words(answer_of([untrained(r) for r in records], None))
+    assert "; no better than blind at 1 of 2 settings; labels recovered at 1 of 2 settings (prelim" in words
+
+
+def test_before_anything_is_trained_nothing_is_concluded_without_controls(fabricate):
+    records = [untrained(r) for r in [*controls(fabricate, undefended=6.0), *dp(fabricate, 0.1, 34.0)]]
+    assert preliminary_words(answer_of(records, None)).startswith("Nothing is concluded: the controls do not vouch")
 
 
 def test_of_several_defenses_it_counts_who_falls_and_who_stands(fabricate):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from observations import ask, batch_gradient, seeded, uploads
 
 from ppbench.adversary.attack import Challenge
+from ppbench.attacks import labels as reading
 from ppbench.attacks.labels import (
     ZERO_ROUNDING,
     LabelRecovery,
@@ -19,7 +20,8 @@ from ppbench.attacks.labels import (
     single_label,
     typical_means,
 )
-from ppbench.base.tree import Params
+from ppbench.attacks.reconstruction.features import recover_features
+from ppbench.base.tree import Params, Recent
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
@@ -321,3 +323,21 @@ def test_a_trained_network_gives_most_labels_away(digits):
     assert typical_means(plan, params, seeded()).prediction.tolist() == [0.1] * CLASSES
     right, chance = rates(plan, params, digits, 4, 20)
     assert right > 0.94 and chance < 0.5  # .96; without trials of multisets .93
+
+
+def test_labels_of_one_gradient_are_tried_once_whoever_reads_them(digits, monkeypatch):
+    """Draws differ, and the numbers may be in float64; the labels are the same."""
+    plan = Plan(net_spec("mlp", (1, 8, 8), CLASSES), 4, Local("gradient"))
+    params, tried = initial(plan.spec, 1), []
+    for _ in range(100):
+        params = step(plan, params, digits, 0.5)
+    grads = batch_gradient(plan, params, digits.x[:4], digits.y[:4])
+    monkeypatch.setattr(reading, "EXPLAINED", Recent(2))
+    monkeypatch.setattr(reading, "recover_features", lambda *a, **b: tried.append(a) or recover_features(*a, **b))
+    head = [grads[name] for name in ("head.weight", "head.bias")]
+    first = recover_labels(plan, params, *head, 4, seeded())
+    count = len(tried)
+    again = recover_labels(plan, params, *(part.double() for part in head), 4, seeded(7))
+    assert count and len(tried) == count and torch.equal(first, again)
+    recover_labels(plan, params, 2 * head[0], head[1], 4, seeded())
+    assert len(tried) > count

@@ -1,5 +1,8 @@
 """Looking before asking: what is left out where the undefended model stands, what never is, and what is said of it."""
 
+import shutil
+from collections import Counter
+
 import pytest
 
 from ppbench.questions.base import question_for
@@ -8,6 +11,7 @@ from ppbench.run import jobs, schedule
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
+from ppbench.run.group import Bench
 from ppbench.run.schedule import count_cells, plan_cells, unfinished
 
 WEAK = {f"adaptive_spn.{name}": 2 for name in ("restarts", "inversion_budget", "joint_budget")}
@@ -19,22 +23,23 @@ TINY = {
 
 
 class Heard:
-    """Progress that keeps what was ready, and how many cells had ended by then."""
+    """Progress that keeps what was ready, and how many cells and rounds of training had ended by then."""
 
     def __init__(self):
-        self.left, self.ended, self.first = 0, 0, []
+        self.left, self.ended, self.trained, self.first = 0, 0, 0, []
 
     def expect(self, phase, steps):
         self.left += steps if phase == "attacking" else 0
 
     def advance(self, phase, steps):
         self.left -= steps if phase == "attacking" else 0
+        self.trained += steps if phase == "training" else 0
 
     def cell(self, status, about=""):
         self.ended += 1
 
     def ready(self, records):
-        self.first.append((self.ended, list(records)))
+        self.first.append((self.ended, self.trained, list(records)))
 
     def say(self, line):
         raise AssertionError("digits are read in one way")
@@ -76,12 +81,53 @@ def test_what_was_left_out_is_said_and_ends_the_count_of_cells(weak):
     assert all("withstands there too (" in s and " dB)" in s for s in result.left_out)
 
 
-def test_the_first_answer_is_told_once_before_the_rest_has_ended(weak):
-    (ended, records), = weak[1].first  # fmt: skip
-    assert ended < weak[1].ended
-    probed = {(r.config.stage, r.config.batch_size) for r in records if question_for(r).source == "probe"}
-    assert probed == {("init", 2)} and any(r.config.attack.id == "mia_loss" for r in records)
+def test_the_first_answer_comes_once_before_anything_is_trained(weak):
+    (ended, trained, records), = weak[1].first  # fmt: skip
+    assert ended == trained == 0
+    assert {(r.config.stage, r.config.batch_size) for r in records} == {("init", 2)}
     assert {r.config.defense.id for r in records} == {"none", "full_noise", "spn"}
+    assert {r.utility.reason for r in records} == {"not trained yet"}
+
+
+def test_records_are_the_same_whether_their_cells_ran_before_the_training_or_after_it(weak, tmp_path, monkeypatch):
+    """A draft becomes the record that its cell gives after the training, byte for byte, without another attack."""
+    result, heard = weak
+    drafted = {r.cell_id for r in heard.first[0][2]}
+    assert not (result.out / "cache" / "drafts").exists()
+    copy = shutil.copytree(result.out, tmp_path / "copy")
+    for cell in drafted:
+        for path in (copy / "records").glob(f"{cell}.*"):
+            path.unlink()
+    monkeypatch.setattr(schedule.Strand, "_drafts", None)  # trainings are there: none is made
+    assert evaluate(**TINY, out=copy, workers=1).computed == len(drafted)
+    for cell in drafted:
+        for name in (f"{cell}.json", f"{cell}.safetensors"):
+            one, other = (out / "records" / name for out in (result.out, copy))
+            assert one.exists() == other.exists() and (not one.exists() or one.read_bytes() == other.read_bytes())
+
+
+def test_a_draft_is_not_attacked_again_and_a_failed_one_is(tmp_path, undrawn, monkeypatch):
+    """Each cell of the first answer is attacked once, unless the attack failed; a run that was killed has drafts."""
+    ran, attempts = Counter(), []
+    attempt = Bench._run_attack
+
+    def counted(bench, cell, *rest):
+        name = cell.attack.name
+        ran[bench.group.point, bench.group.stage, name, cell.follows] += 1
+        if name == "label_recovery" and not attempts:
+            attempts.append(bench.group)
+            raise ValueError("once")
+        return attempt(bench, cell, *rest)
+
+    monkeypatch.setattr(Bench, "_run_attack", counted)
+    options = {**TINY, "attack_batch": (2,), "stages": ("init",)}
+    heard = Heard()
+    evaluation = evaluate(**options, out=tmp_path / "out", workers=1, progress=heard)
+    assert heard.left == 0 and len(heard.first) == 1
+    twice = {key for key, count in ran.items() if count > 1}
+    assert twice == {(attempts[0].point, "init", "label_recovery", None)}
+    assert {r.status for r in evaluation.records} == {"complete"}
+    assert all(r.utility.accuracy is not None for r in evaluation.records)
 
 
 def test_the_same_again_finds_all_there_and_standard_asks_about_every_cell(weak):

@@ -8,6 +8,7 @@ from ppbench.base.registry import load_plugin
 from ppbench.claims.claim import claimed_by_all
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
+from ppbench.run.suite import load_suite
 from ppbench.task.dataset import default_root
 
 # Table 2 and Appendix C: "Adam (beta1 = 0.9, beta2 = 0.999)", "Learning rate 0.001", "No decay", "Batch size 32",
@@ -88,3 +89,15 @@ def test_every_defense_with_claims_of_a_paper_has_its_preset():
     claiming = {*claimed_by_all()}
     own = {name for name in claiming if "paper" in load_plugin("defenses", name).setting}
     assert claiming - own == {"spn", "dp", "ppdl"}
+
+
+def test_smaller_budgets_are_those_of_the_quick_portfolio_alone():
+    """Not of named attacks, of `standard`, of suites; a user has the last word."""
+    small = {"adaptive_spn.inversion_budget": 100, "adaptive_spn.joint_budget": 1000}
+    assert small.items() <= configure(defense="spn").settings.items()
+    assert (
+        configure(defense="spn", settings={"adaptive_spn.joint_budget": 7}).settings["adaptive_spn.joint_budget"] == 7
+    )
+    others = [configure(defense="spn", attacks=names) for names in (("standard",), ("adaptive_spn",))]
+    others += [experiment.config for experiment in load_suite("digits-quick").places]
+    assert len(others) > 2 and not any(small.keys() & config.settings.keys() for config in others)

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from ppbench.base.tree import filled, finite, leaves, nbytes, node, structure, tree_map
+from ppbench.base.tree import Recent, filled, finite, leaves, nbytes, node, structure, tree_map, values_digest
 
 Pair = namedtuple("Pair", ["one", "two"])
 
@@ -79,3 +79,18 @@ def test_finite_is_said_of_each_number(value):
     assert finite({"a": good, "b": (good * -1, torch.arange(3))}) and finite(())
     assert not finite({"a": good, "b": [bad]})
     assert not finite(torch.tensor([value, -value]))
+
+
+def test_a_digest_is_of_names_shapes_and_values():
+    tree = {"a": torch.tensor([0.1, 2.0]), "b": torch.ones(1)}
+    assert values_digest(tree) == values_digest({name: value.double() for name, value in tree.items()})
+    others = [{"b": tree["a"], "a": tree["b"]}, {**tree, "a": tree["a"][None]}, {**tree, "a": torch.tensor([0.1, 2.1])}]
+    digests = [values_digest(*trees) for trees in ([tree], [tree, {}], *([other] for other in others))]
+    assert len({*digests}) == len(digests)
+
+
+def test_only_the_last_results_are_kept_and_used():
+    recent, made = Recent(2), []
+    for key in ("a", "b", "a", "c", "a", "b"):
+        assert recent.of(key, lambda key=key: made.append(key) or key.upper()) == key.upper()
+    assert made == ["a", "b", "c", "b"]

@@ -23,6 +23,8 @@ from ppbench.federation.wire import SERVER, Slot
 
 SAME_UPDATE = 1e-4
 """Relative distance up to which two updates, or two messages, are the same: float32 sums in another order."""
+ROUNDING = 6e-8
+"""Relative distance that float32 cannot tell apart: a replay in float64 is closer to the gradient that it replays."""
 OUTSIZED = 1e3
 """An update this many times larger than the cohort's is masked; only the sum removes the mask."""
 
@@ -139,6 +141,26 @@ def replayed_evidence(view: View) -> list[Evidence]:
             simulate = shared.at(params, () if equal else tuple(shares))
             all_evidence.append(Evidence(slots, update, simulate, params if equal else None, channel="server"))
     return all_evidence
+
+
+def without_rounding(replayed: Sequence[Evidence], view: View) -> list[Evidence]:
+    """Return replayed evidence with the numbers of the defense's own evidence, where a replay's rounding differs alone.
+
+    So attacks that ask both solve the same gradient.
+    """
+    stated: dict[tuple[Slot, ...], Params] = {}
+    for one in view.defense.evidence(view):
+        stated.setdefault(one.unit, one.observed)
+    every = []
+    for one in replayed:
+        numbers = stated.get(one.unit, {})
+        same = numbers.keys() == one.observed.keys() and all(
+            value.shape == numbers[name].shape
+            and float((value.double() - numbers[name].double()).norm()) <= ROUNDING * float(value.double().norm())
+            for name, value in one.observed.items()
+        )
+        every.append(replace(one, observed=numbers) if same else one)
+    return every
 
 
 def _rounds(view: View) -> Iterator[ObservedRound]:

@@ -6,12 +6,14 @@ A tree is a tensor, a tuple, list or dict of trees, or a registered `node`; deco
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -232,6 +234,31 @@ def update_digest(digest: Hash, *tensors: Tensor) -> None:
         little = array.dtype.newbyteorder("<")
         digest.update(f"{little.str}{array.shape}".encode())
         digest.update(array.astype(little, copy=False).data)
+
+
+def values_digest(*trees: Params) -> str:
+    """Return the SHA-256 of names, shapes and values; equal for float32 and for the same numbers in float64."""
+    digest = hashlib.sha256()
+    for tree in trees:
+        digest.update(f"{list(tree)}".encode())
+        update_digest(digest, *(value.double() for value in tree.values()))
+    return digest.hexdigest()
+
+
+class Recent(Generic[T]):
+    """The last `most` results of a pure function, by keys: attacks on one view ask the same of the same tensors."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._results = most, OrderedDict[Hashable, T]()
+
+    def of(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return the result that is kept under `key`, else that of `compute`, which is kept."""
+        if key not in self._results:
+            self._results[key] = compute()
+            if len(self._results) > self._most:
+                self._results.popitem(last=False)
+        self._results.move_to_end(key)
+        return self._results[key]
 
 
 def load_tree(path: Path) -> Tree:

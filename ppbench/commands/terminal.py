@@ -25,7 +25,7 @@ from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import leaks_of
 from ppbench.report.page.boards import ranks_of
-from ppbench.report.page.headline import Answer, answer_of
+from ppbench.report.page.headline import Answer, answer_of, preliminary_words
 from ppbench.report.page.overview import Overview
 from ppbench.report.page.trust import Trust
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows, probe_text, upload_rows
@@ -133,11 +133,11 @@ def _ratio(v: Setting) -> str:
 
 
 class Live(Bars):
-    """Progress bars, and above them the headline of the first cells: the smallest batch, the delivered model."""
+    """Progress bars, and above them what the first cells show: the smallest batch at random weights."""
 
     def ready(self, records: Sequence[Record]) -> None:  # type: ignore[override]  # Bars cannot know records
         """Print the headline of the first cells, while the others run."""
-        self.say(f"{answer_of(records, None).headline.words} (preliminary; still running)")
+        self.say(preliminary_words(answer_of(records, None)))
 
 
 TableColumn = tuple[str, Callable[[SettingRow], str]]

@@ -211,6 +211,11 @@ class Store:
             raise UsageError(f"{path} holds cell {record.cell_id}; a record is named by its cell.")
         return lean(record)
 
+    def seconds(self, cell_id: str) -> float | None:
+        """Return how long a cell's attack took, None where nothing says so."""
+        name = f"records/{cell_id}.timing.json"
+        return Timing.model_validate_json(self.files.read(name)).seconds if self.files.holds(name) else None
+
     def load_all(self) -> list[Record]:
         """Return every record, in the order of the cells' names. Raises UsageError for the first that is corrupt."""
         if self.files.lost:

@@ -64,8 +64,10 @@ def recorded_options(*parts: BaseModel) -> dict[str, Any]:
 
 
 SEARCHES = ("dlg", "idlg", "adaptive_server", "fedavg_inversion")
+QUICK_BUDGETS: dict[str, Scalar] = {"adaptive_spn.inversion_budget": 100, "adaptive_spn.joint_budget": 1000}
+"""Budgets of `--attack quick`: batches of 8 digits of three seeds have the levels of whole budgets, 400 and 2500."""
 PRESETS: dict[str, dict[str, Any]] = {
-    # One start per victim, no tuning, no cells that cannot show anything: all has to end within 90 s on two cores.
+    # One start per victim, no tuning, no cells that cannot show anything: all has to end within 60 s on two cores.
     "quick": {"attacks": ("quick",), "settings": {f"{attack}.restarts": 0 for attack in SEARCHES}, "tuning": 0},
     # The whole arsenal: half of the training part public, as in the MP-DP paper, for generators and reference runs.
     "portfolio": {
@@ -106,7 +108,9 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     base = {**PRESETS[preset], **_setting(preset, options)}
-    settings = {**base.get("settings", {}), **(options.get("settings") or {})}
+    attacks = options.get("attacks", base.get("attacks"))
+    budgets = QUICK_BUDGETS if isinstance(attacks, tuple | list) and "quick" in attacks else {}
+    settings = {**budgets, **base.get("settings", {}), **(options.get("settings") or {})}
     model = {**base.get("model_options", {}), **(options.get("model_options") or {})}
     for name in ("attacks", "attack_batch", "stages", "threats", "grid"):
         if isinstance(options.get(name), tuple | list):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -52,7 +53,7 @@ from ppbench.run.cells import CellGroup, groups, inapplicable, runs_in
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.executors import check_workers, default_workers, make_executor
 from ppbench.run.experiment import Experiment, make_defense, resolve
-from ppbench.run.group import tuning_victims
+from ppbench.run.group import drafts_of, tuning_victims
 from ppbench.run.jobs import Executor
 from ppbench.run.scene import group_victims
 from ppbench.run.schedule import (
@@ -319,5 +320,6 @@ def compute(
         save_soundness(store.out, selftest())
         return True
     work = Scheduler(store, executor, progress, strict, first)
-    work.run(strands(todo, store.out), meanwhile=lambda: save_soundness(store.out, selftest()))
+    work.run(strands(todo, store.out, first), meanwhile=lambda: save_soundness(store.out, selftest()))
+    shutil.rmtree(drafts_of(store.out).out, ignore_errors=True)
     return True

@@ -6,7 +6,7 @@ import dataclasses
 import platform
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from ppbench.run.detection import detection_scores, probe_flags
 from ppbench.run.experiment import Experiment
 from ppbench.run.scene import draws_of, prepare_federation, probe_group, probe_victims, yardstick_of
 from ppbench.run.task import Task
-from ppbench.run.train import TrainingResult, untrained, with_probe_guarantee
+from ppbench.run.train import TrainingResult, federation, untrained, with_probe_guarantee
 
 # -- Tuning of an attack's settings on examples whose truth the adversary knows, never on the reported victims --
 
@@ -143,6 +143,21 @@ class Bench:
                 reason = str(cause)
         self.keep_without_figures(missing, "diverged", reason)
 
+    def finish_drafts(self, fed: Federation, missing: Sequence[Cell]) -> list[Cell]:
+        """Keep those of `missing` that were attacked before the training, with its figures; return the others."""
+        drafts, left = drafts_of(self.store.out), list[Cell]()
+        self._state_guarantee(fed)
+        for cell in missing:
+            draft = drafts.load(cell.id) if drafts.finished(cell.id) else None
+            if draft is None:
+                left.append(cell)
+                continue
+            figures = {"utility": self.trained.utility, "cost": self.trained.cost, "played": self.trained.played}
+            record, images = draft.model_copy(update={**figures, "privacy": self.privacy}), drafts.images(draft)
+            tensors = None if images is None else {n: v for n, v in vars(images).items() if v is not None}
+            self.store.save(record, seconds=drafts.seconds(cell.id), tensors=tensors)
+        return left
+
     def run_audit(self, questions: Questions, missing: list[Cell]) -> None:
         """Attack, score and keep each of `missing` on the target of a complete audit."""
         if self.trained.diverged:
@@ -169,9 +184,13 @@ class Bench:
         for cell in missing:
             self._run_cell(cell, view, partial(question_of(cell.attack.kind).of_model, model))
 
-    def _run_probed(self, fed: Federation, missing: list[Cell]) -> None:
-        group, task, config = self.group, self.experiment.task, self.experiment.config
+    def _state_guarantee(self, fed: Federation) -> None:
+        config = self.experiment.config
         self.privacy = with_probe_guarantee(self.trained.privacy, fed, config.probe, config.probe_rounds)
+
+    def _run_probed(self, fed: Federation, missing: list[Cell]) -> None:
+        group, task = self.group, self.experiment.task
+        self._state_guarantee(fed)
         transcript, view, victims, acting = probe_group(self.experiment, group, fed)
         noticed_by = dict[Slot, float]()
         if acting is not None:
@@ -317,7 +336,31 @@ def run_group(experiment: Experiment, group: CellGroup, out: Path, only: Collect
         _run_audit(audit, group, store, missing)
         return
     fed, trained = prepare_federation(experiment, group, out)
-    Bench(experiment, group, store, trained).run(fed, missing)
+    bench = Bench(experiment, group, store, trained)
+    if group.stage == "init":
+        missing = bench.finish_drafts(fed, missing)
+    if missing:
+        bench.run(fed, missing)
+
+
+# -- Drafts: cells at random weights, attacked before the training whose figures their records hold --
+
+
+def drafts_of(out: Path) -> Store:
+    """Return the store of records without the figures of a training, in the cache of a folder of results."""
+    return Store(out / "cache" / "drafts")
+
+
+def draft_group(experiment: Experiment, group: CellGroup, out: Path, only: Collection[str]) -> None:
+    """Run those cells of a group at random weights whose names are in `only`, and keep them as drafts.
+
+    `run_group` makes them records once the training has ended, without another attack.
+    """
+    drafts, (data, model, _) = drafts_of(out), experiment.facts
+    fed = federation(experiment, experiment.points[group.point])
+    fed.start(experiment.task.params)
+    missing = [c for c in cells(experiment, group) if c.id in only and not drafts.finished(c.id)]
+    Bench(experiment, group, drafts, untrained(model.classes, data.test, "not trained yet")).run(fed, missing)
 
 
 def _run_audit(audit: PointAudit, group: CellGroup, store: Store, missing: list[Cell]) -> None:

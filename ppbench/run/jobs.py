@@ -21,7 +21,7 @@ from ppbench.report.leak import is_solved, undefended_stands
 from ppbench.run.audit.runs import PointAudit, Refused
 from ppbench.run.cells import CellGroup
 from ppbench.run.experiment import Experiment
-from ppbench.run.group import run_group
+from ppbench.run.group import draft_group, run_group
 from ppbench.run.train import train
 
 
@@ -65,7 +65,7 @@ Tell = Callable[[int], None]
 class WorkItem:
     """One piece of work: train a point, by index (`group` None), or `runs` of its audit, or run cells of a group.
 
-    gate: cells that run first and decide whether these do.
+    gate: cells that run first and decide whether these do. draft: whether the cells run before the training.
     """
 
     experiment: Experiment
@@ -75,6 +75,7 @@ class WorkItem:
     cells: tuple[str, ...] = ()
     runs: range = range(0)
     gate: Gate = OPEN
+    draft: bool = False
 
     @property
     def rounds(self) -> int:
@@ -90,7 +91,9 @@ def work(job: WorkItem, tell: Tell | None = None) -> None:
     point, cache = job.experiment.points[job.point], job.out / "cache"
     after = None if tell is None else lambda _: tell(1)
     with guard("defenses", point.defense.name), computing(job.experiment.config.tf32):
-        if job.group is not None:
+        if job.group is not None and job.draft:
+            draft_group(job.experiment, job.group, job.out, job.cells)
+        elif job.group is not None:
             run_group(job.experiment, job.group, job.out, job.cells)
         elif job.runs:
             PointAudit.of(job.experiment, point, cache).run(job.runs, after)

@@ -1,6 +1,7 @@
 """The cells to compute, and their order: each training once, then the cells that attack it.
 
-Evaluations of a sweep share trainings and cells (mostly of the controls).
+Evaluations of a sweep share trainings and cells (mostly of the controls). The first answer of an evaluation is given
+before anything is trained: its cells at random weights run first, as drafts (`group.draft_group`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ppbench.report.controls import nothing_to_read
 from ppbench.run.audit.runs import TARGET, PointAudit, Refused
 from ppbench.run.cells import Cell, CellGroup, cells, finished, groups
 from ppbench.run.experiment import Experiment
-from ppbench.run.group import keep_failed
+from ppbench.run.group import drafts_of, keep_failed
 from ppbench.run.jobs import OPEN, Done, Executor, Gate, WorkerDied, WorkItem
 from ppbench.run.train import home_of, is_trained
 
@@ -46,12 +47,13 @@ def searches(cell: Cell) -> bool:
 
 
 def in_first_answer(experiment: Experiment, group: CellGroup) -> bool:
-    """Return whether a group belongs to the first answer: the smallest batch at the first stage, or the final model."""
+    """Return whether a group belongs to the first answer: the smallest batch at the first stage.
+
+    Where that is the final model, questions about records belong to it too.
+    """
     config = experiment.config
-    if group.records:
-        return group.stage == "final"
     first = "init" if "init" in config.stages else "final"
-    return (group.stage, group.batch) == (first, min(config.attack_batch))
+    return group.stage == first and (group.records or group.batch == min(config.attack_batch))
 
 
 def gate_of(experiment: Experiment, group: CellGroup) -> frozenset[str]:
@@ -169,13 +171,15 @@ def count_cells(planned: Sequence[PlannedCells]) -> int:
 class Strand:
     """The work around one training (its folder is `home`): steps of jobs, each of which waits for the one before.
 
-    planned: the cells that attack it; open: jobs of the current step that have not ended; lost: whether the training
-    failed.
+    first: names of cells of the first answer. planned: the cells that attack it; open: jobs of the current step that
+    have not ended; lost: whether the training failed; needless: drafts that a gate left out.
     """
 
     home: Path
     out: Path
+    first: frozenset[str] = frozenset()
     planned: list[PlannedCells] = field(default_factory=list)
+    needless: set[str] = field(default_factory=set)
     open: int = 0
     lost: bool = False
 
@@ -195,20 +199,35 @@ class Strand:
             # The target determines how many references run together. If it was refused, its cells say so.
             yield [WorkItem(experiment, self.out, point, runs=part) for part in audit.missing() if part != TARGET]
         elif not is_trained(self.home):
+            yield from self._drafts()
             yield [WorkItem(experiment, self.out, point)]
-        yield [
-            WorkItem(w.experiment, self.out, w.group.point, w.group, tuple(c.id for c in w.cells), gate=w.gate)
-            for w in self.planned
-        ]
+        yield [replace(self._attack(part), gate=part.gate) for part in self.planned]
+
+    def _drafts(self) -> Iterator[list[WorkItem]]:
+        """Yield the jobs of the first answer that need no training: first those that decide on others."""
+        early = [w for w in self.planned if w.group.stage == "init" and {c.id for c in w.cells} <= self.first]
+        yield [replace(self._attack(part), draft=True) for part in early if not part.gate]
+        late, drafts = [part for part in early if part.gate], drafts_of(self.out)
+        closed = [part for part in late if part.gate.is_closed_in(drafts)]
+        self.needless.update(cell.id for part in closed for cell in part.cells)
+        yield [replace(self._attack(part), draft=True) for part in late if part not in closed]
+
+    def _attack(self, part: PlannedCells) -> WorkItem:
+        names = tuple(cell.id for cell in part.cells)
+        return WorkItem(part.experiment, self.out, part.group.point, part.group, names)
 
 
-def strands(planned: Sequence[PlannedCells], out: Path) -> list[Strand]:
-    """Return the cells grouped by the training that they need, in the order in which trainings first appear."""
+def strands(planned: Sequence[PlannedCells], out: Path, first: Iterable[str] = ()) -> list[Strand]:
+    """Return the cells grouped by the training that they need, in the order in which trainings first appear.
+
+    first: names of the cells of the first answer; those at random weights run before the training.
+    """
+    early = frozenset(first)
     by_home: dict[Path, Strand] = {}
     for part in planned:
         place = part.experiment, part.experiment.points[part.group.point], out / "cache"
         home = PointAudit.of(*place).home if part.group.stage == "audit" else home_of(*place)
-        by_home.setdefault(home, Strand(home, out)).planned.append(part)
+        by_home.setdefault(home, Strand(home, out, early)).planned.append(part)
     return list(by_home.values())
 
 
@@ -218,7 +237,7 @@ class Scheduler:
 
     strict: whether an error of a training or a worker is raised; else the cells that need it are kept as failed with
     the cause, and the rest goes on. If nothing can be written, the run ends.
-    first: names of the cells of the first answer, which run first and are reported.
+    first: names of the cells of the first answer, which run first and are reported, as drafts before the trainings.
     """
 
     store: Store
@@ -226,6 +245,8 @@ class Scheduler:
     progress: Progress
     strict: bool
     first: Sequence[str] = ()
+    _open: set[str] = field(default_factory=set)
+    _counted: set[str] = field(default_factory=set)
     _ready: list[tuple[tuple[int, ...], int, WorkItem]] = field(default_factory=list)
     _waiting: list[WorkItem] = field(default_factory=list)
     _due: set[str] = field(default_factory=set)
@@ -244,7 +265,7 @@ class Scheduler:
         self.progress.expect("attacking", count_cells(planned))
         self._due = {cell.id for one in planned for cell in one.cells}
         self._gates = frozenset[str]().union(*(one.gate.cells for one in planned))
-        first_reported = not self.first
+        self._open, first_reported = self._due & {*self.first}, not self.first
         with self.executor as executor:
             for strand in strands:
                 self._next(strand)
@@ -253,9 +274,15 @@ class Scheduler:
             while self._fill():
                 self._running -= 1
                 self._handle_end(executor.wait())
-                if not first_reported and not self._due & {*self.first}:
+                if not first_reported and not self._open:
                     first_reported = True
-                    self.progress.ready([self.store.load(cell) for cell in self.first if self.store.has(cell)])
+                    self.progress.ready(self._first_records())
+
+    def _first_records(self) -> list[Record]:
+        """Return the records of the first answer, drafts of those that wait for a training."""
+        stores = self.store, drafts_of(self.store.out)
+        every = (next((store for store in stores if store.has(cell)), None) for cell in self.first)
+        return [store.load(cell) for cell, store in zip(self.first, every, strict=True) if store is not None]
 
     def _fill(self) -> bool:
         while self._ready and self._running < self.executor.capacity:
@@ -265,6 +292,7 @@ class Scheduler:
 
     def _next(self, strand: Strand) -> None:
         jobs = strand.step()
+        self._open -= strand.needless
         self.progress.expect("training", sum(job.rounds for job in jobs))
         strand.open += len(jobs)  # before any is left out: the strand has ended when none is open
         for job in jobs:
@@ -275,7 +303,7 @@ class Scheduler:
         if job.gate.cells & self._due:
             self._waiting.append(job)
         elif job.gate and job.gate.is_closed_in(self.store):
-            self.progress.advance("attacking", len(job.cells))
+            self._count(job.cells)
             self._close(self._owner.pop(job))
             self._release(job.cells)
         else:
@@ -284,11 +312,12 @@ class Scheduler:
     def _urgency(self, job: WorkItem) -> tuple[int, ...]:
         """Return the sort key of a job, the smallest first.
 
-        Trainings come first, since cells wait for them, then the first answer, then cells that others wait for, then
-        the longest (trained models, large batches): the last job decides when all ends.
+        Drafts come first, as they give the first answer, then trainings, since cells wait for them, then the first
+        answer, then cells that others wait for, then the longest (trained models, large batches): the last job decides
+        when all ends.
         """
-        if job.group is None:
-            return (0,)
+        if job.group is None or job.draft:
+            return (-1,) if job.draft else (0,)
         cells = {*job.cells}
         early = 1 if cells & {*self.first} else 2 if cells & self._gates else 3
         return early, int(job.group.stage == "init"), -job.group.batch
@@ -302,6 +331,7 @@ class Scheduler:
     def _release(self, cells: Iterable[str]) -> None:
         """Record that cells have ended, and push or skip the jobs that waited for them."""
         self._due -= {*cells}
+        self._open &= self._due
         free = [job for job in self._waiting if not job.gate.cells & self._due]
         self._waiting = [job for job in self._waiting if job.gate.cells & self._due]
         for job in free:
@@ -309,17 +339,33 @@ class Scheduler:
 
     def _handle_end(self, done: Done) -> None:
         job, strand = done.job, self._owner.pop(done.job)
-        if done.error is not None and not (isinstance(done.error, Refused) and job.group is None):
+        if job.draft:
+            self._end_draft(job, done.error)
+        elif done.error is not None and not (isinstance(done.error, Refused) and job.group is None):
             self._handle_failure(strand, job, done.error)
         elif job.group is not None:
             self._report(job)
         self._close(strand)
 
+    def _end_draft(self, job: WorkItem, error: Exception | None) -> None:
+        """Count a job of drafts; one that failed is repeated, and its error reported, once its training has ended."""
+        if isinstance(error, Unwritable):
+            raise error
+        if error is None:
+            self._open -= {*job.cells}
+            self._count(job.cells)
+
+    def _count(self, cells: Iterable[str]) -> None:
+        """Report that cells are done, each once."""
+        new = {*cells} - self._counted
+        self._counted |= new
+        self.progress.advance("attacking", len(new))
+
     def _report(self, job: WorkItem) -> None:
         for cell in job.cells:
             record = self.store.load(cell)
             self.progress.cell("not applicable" if nothing_to_read(record) else record.status, _words(record.config))
-        self.progress.advance("attacking", len(job.cells))
+        self._count(job.cells)
         self._release(job.cells)
 
     def _handle_failure(self, strand: Strand, job: WorkItem, error: Exception) -> None:
@@ -355,8 +401,8 @@ class Scheduler:
             keep_failed(one.experiment, one.group, gone, self.store, reason)
             for _ in gone:
                 self.progress.cell("failed")
-            self.progress.advance("attacking", len(gone))
-            self._release(cell.id for cell in gone)
+            self._count(cell.id for cell in gone)
+            self._release([cell.id for cell in gone])
 
 
 def _words(config: CellConfig) -> str:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.replay import replayed_evidence
+from ppbench.adversary.replay import replayed_evidence, without_rounding
 from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses, mismatch_of
 from ppbench.attacks.adaptive.pbpfl import split_unit
 from ppbench.attacks.labels import LabelRecovery
@@ -48,15 +48,22 @@ class AdaptiveServer(IDLG):
         for by_unit in _layers(self.evidence(view)):
             splits = [_splits(challenge, by_unit) for challenge in challenges]
             flat = [part for ways in splits for parts in ways for part in parts]
-            search = partial(self._searched, plan=view.plan, challenges=flat, generator=generator)
-            answers = iter(exact_first(list(by_unit.values()), view.plan, flat, search))
+            search = partial(self._searched, by_unit, plan=view.plan, challenges=flat, generator=generator)
+            readings = without_rounding(list(by_unit.values()), view)
+            answers = iter(exact_first(readings, view.plan, flat, search))
             for guesses, ways in zip(candidates, splits, strict=True):
                 guesses += [_joined([next(answers) for _ in parts]) for parts in ways]
         return [min(guesses, key=mismatch_of) for guesses in candidates]
 
     def _searched(
-        self, evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+        self,
+        by_unit: Mapping[frozenset[Slot], Evidence],
+        unsolved: Sequence[Evidence],
+        plan: Plan,
+        challenges: Sequence[Challenge],
+        generator: torch.Generator,
     ) -> list[Guess]:
+        evidence = [by_unit[frozenset(one.unit)] for one in unsolved]
         return fittest_guesses(self, evidence, plan, challenges, generator)
 
 
@@ -73,7 +80,7 @@ class ServerLabels(LabelRecovery):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what the server's own code makes of each client's messages, and of the cohort's."""
-        return replayed_evidence(view)
+        return without_rounding(replayed_evidence(view), view)
 
 
 def _layers(evidence: Sequence[Evidence]) -> list[dict[frozenset[Slot], Evidence]]:

@@ -13,7 +13,7 @@ from ppbench.report.controls import Check, value
 from ppbench.report.costs import CostRow, TimesOf, cost_rows
 from ppbench.report.entries import Board
 from ppbench.report.frame import frame_of
-from ppbench.report.leak import SEVERITY
+from ppbench.report.leak import LEVEL_WORDS, SEVERITY
 from ppbench.report.learning import USABLE, learning_of
 from ppbench.report.page.boards import JudgedEvaluation, boards_of, judged_evaluations, no_claims
 from ppbench.report.page.overview import Overview, Standing, overviews
@@ -116,18 +116,18 @@ def _one(row: HeadlineRow) -> Headline:
         return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
     if fate in ("fall", "exposed", "partly"):
         refuted = "; its epsilon is refuted" if setting.refuted else ""
-        words = f"{name} falls{_in_seeds(setting)}{_everywhere(row)}: {leak.noun} {leak.level}{_figures(row)}"
+        words = f"{name} falls{_in_seeds(setting)}{_everywhere(row)}: {leak.noun} {leak.level}{_figures(setting)}"
         named = where if _everywhere(row) and row.setting not in _everywhere(row) else ""
         return Headline(f"{words}{named}{_beside(setting)}{refuted}{_others(row)}{end}", "error")
     if fate == "stand":
         words = f"{name} stands{where}{_in_seeds(setting)} against the attacks tried here"
         untested = "; untested against an aware attacker" if leak.untested else ""
-        seen = f"{leak.noun} no better than blind{_figures(row)}{_beside(setting)}"
+        seen = f"{leak.noun} no better than blind{_figures(setting)}{_beside(setting)}"
         return Headline(f"{words}: {seen}{untested}{_others(row)}{_recovered_elsewhere(row)}.", row.standing.tone)
     if setting.judgement.verdict.startswith("inconclusive"):
         words = f"it stands in {setting.judgement.seeds} of {setting.seeds} seeds{_others(row)}{_recovered(row)}"
         return Headline(f"{name}: inconclusive{where}, because {words}.", "warning")
-    seen = f"{reason_of(leak)}{_figures(row)}{_beside(setting)}{_others(row)}{_recovered_elsewhere(row)}"
+    seen = f"{reason_of(leak)}{_figures(setting)}{_beside(setting)}{_others(row)}{_recovered_elsewhere(row)}"
     return Headline(f"{name} is undecided{where}: {seen}.", "warning")
 
 
@@ -230,9 +230,8 @@ def _in_seeds(setting: Setting) -> str:
     return f" in {_all(setting.seeds)} seeds" if count == setting.seeds else f" in {count} of {setting.seeds} seeds"
 
 
-def _figures(row: HeadlineRow) -> str:
+def _figures(setting: Setting) -> str:
     """Return " at 46 dB (undefended 89, blind 11)"; for table rows the relative error."""
-    setting = row.standing.value
     words = _amount_words(setting)
     if not words or setting.leak is None or setting.metric is None or not setting.leak.everybody.modality.decibels:
         return words
@@ -263,6 +262,42 @@ def _recovered(row: HeadlineRow) -> str:
     most = max(giving, key=lambda v: value(v.labels, "label_accuracy") or 0.0)
     at = f" at {len(giving)} of {len(row.standing.grid)} settings" if len(row.standing.grid) > 1 else ""
     return f"; recovered: {_beside(most).removeprefix(', ')}{at}"
+
+
+# -- before anything is trained ----------------------------------------------------------------------------------------
+def preliminary_words(answer: Answer) -> str:
+    """Return the sentence on a first answer, while other cells run: what leaks at random weights, without accuracy.
+
+    Where every setting's accuracy is known, the headline as it is.
+    """
+    rows = [HeadlineRow(table, row) for table in answer.tables if table.reliable for row in table.compared]
+    if len(rows) != 1 or all(v.accuracy is not None or v.mse is not None for v in rows[0].standing.grid):
+        return f"{answer.headline.words} (preliminary; still running)"
+    row, grid = rows[0], rows[0].standing.grid
+    levels = sorted({v.leak.level for v in grid if v.leak is not None}, key=lambda level: -SEVERITY[level])
+    parts = [
+        _at_level([v for v in grid if v.leak is not None and v.leak.level == level], len(grid)) for level in levels
+    ]
+    noun = next((f"{v.leak.noun} " for v in grid if v.leak is not None), "")
+    words = [f"{noun}{'; '.join(parts)}"] if parts else []
+    for word in dict.fromkeys(word for v in grid for word in v.recovered):
+        words.append(f"{word} recovered{_at(sum(word in v.recovered for v in grid), len(grid))}")
+    said = "; ".join(words) or "undecided"
+    return f"{row.name} at random weights: {said} (preliminary; accuracy and the trained model follow)."
+
+
+def _at(count: int, number: int) -> str:
+    """Return " at all 3 settings", " at 1 of 3 settings", "" where there is one."""
+    return "" if number == 1 else f" at {_all(number) if count == number else f'{count} of {number}'} settings"
+
+
+def _at_level(settings: Sequence[Setting], number: int) -> str:
+    """Return "rebuilt at 2 of 3 settings, 46 dB at sigma=0.01" on the settings of one level, with the largest leak."""
+    worst = max(settings, key=_amount)
+    assert worst.leak is not None
+    at = _at(len(settings), number)
+    figures = _figures(worst) if worst.leak.falls else ""
+    return f"{LEVEL_WORDS[worst.leak.level]}{at}" + (f",{figures} at {_control(worst)}" if figures and at else figures)
 
 
 # -- several ---------------------------------------------------------------------------------------------------------
