@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,14 @@ from torch import Tensor, nn
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.closed_form import ClosedForm
+from ppbench.attacks.reconstruction.linear_systems import (
+    DenseInverse,
+    LayerSystem,
+    LinearConvolution,
+    Prior,
+    RowInverse,
+)
+from ppbench.attacks.reconstruction.stages import ConvolutionStage, Elementwise, Window
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.spn import SPN
@@ -148,6 +157,42 @@ def test_a_perceptron_is_read_off_its_first_layer() -> None:
     plan, truth = plan_of("mlp"), digit(5)
     guess = guessed(plan, *sent(plan, truth))
     assert guess.is_exact and psnr(guess.x, truth) > 80
+
+
+# -- how large systems are solved -------------------------------------------------------------------------------------
+def large_system(step: float | None, outputs: int) -> LayerSystem:
+    """Return random systems of 1,152 unknowns whose numbers have deviations from 0.001 to 1."""
+    draws, window = np.random.default_rng(outputs), Window((3, 3), (2, 2), (1, 1))
+    convolution = LinearConvolution(draws.standard_normal((outputs, 8, 9)), window.places(12, 12), (8, 12, 12))
+    stage = ConvolutionStage("w", None, window, Elementwise(), None, False, (8, 12, 12), *[(outputs, 6, 6)] * 2)
+    rows = draws.standard_normal((outputs, 36))
+    return LayerSystem(
+        *(stage, convolution, 100 * np.abs(rows)[:, :, None], rows, draws.standard_normal((outputs, 36))),
+        *(draws.standard_normal((outputs, 8, 9)), np.full((outputs, 8, 9), 30.0), Prior(0.5, 1.0, step)),
+    )
+
+
+@pytest.mark.parametrize("step", [None, 0.1])
+@pytest.mark.parametrize(("outputs", "inverse"), [(10, RowInverse), (40, DenseInverse)])
+def test_rough_inverses_lead_to_the_exact_solution_and_its_variances(
+    step: float | None, outputs: int, inverse: type
+) -> None:
+    system = large_system(step, outputs)
+    solution, whole = system.solve(), np.linalg.inv(system.normal())
+    exact = -whole @ system.slope(np.zeros((8, 144))).ravel()
+    assert type(solution.inverse) is inverse and np.abs(solution.u.ravel() - exact).max() < 1e-6
+    assert np.allclose(solution.inverse.diagonal(), np.diagonal(whole), rtol=1e-3)
+    assert solution.determined == int((np.diagonal(whole) < 0.01).sum())
+    assert 0.5 < solution.condition / np.linalg.cond(whole) ** 0.5 <= 1.01
+
+
+def test_a_solution_of_almost_the_same_system_is_a_start() -> None:
+    system = large_system(None, 40)
+    first, other = system.solve(), replace(system, values=system.values + 1, slopes=1.1 * system.slopes)
+    assert other.solve(first).inverse is first.inverse
+    assert np.abs(other.solve(first).u - other.solve().u).max() < 1e-6
+    with pytest.raises(np.linalg.LinAlgError):
+        replace(system, values=system.values * np.nan).solve(first)
 
 
 # -- what no loss and no scale changes --------------------------------------------------------------------------------
