@@ -19,6 +19,7 @@ from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.peel import Peel, Spectrum, opponent_variation, opponents
 from ppbench.attacks.reconstruction.peeling import (
+    RECTIFIED,
     ConvBlock,
     KnownOutput,
     PeeledLayer,
@@ -114,7 +115,7 @@ def test_layers_in_a_sequence_are_read_the_same_way() -> None:
 
 @pytest.mark.parametrize("model", ["test_peel:Skips", "test_peel:Overlaps", "lenet", "mlp", "resnet20", "vgg16"])
 def test_what_is_no_chain_of_blocks_is_not_attacked(model: str) -> None:
-    """Sums of layers, overlapping windows, smooth activations, no convolutions, batch norm: left out without a word."""
+    """Sums of layers, overlapping windows, nothing that linear systems cannot solve, no convolutions, batch norm."""
     assert not Peel().suits(plan_of(model))
     assert Peel().suits(plan_of("test_peel:Quick"))
 
@@ -145,7 +146,7 @@ def second_layer(image: Tensor) -> tuple[PeeledLayer, Tensor]:
     back = (update["features.fc1.bias"].double() @ whole["features.fc1.weight"]).view_as(values)
     known = KnownOutput(values, back, torch.ones_like(values, dtype=torch.bool))
     slope = update[block.name].double().flatten(1)[None]
-    return PeeledLayer(block, whole[block.name], whole[str(block.bias)], known, slope), given_
+    return PeeledLayer(block, whole[block.name], whole[str(block.bias)], known, slope, RECTIFIED), given_
 
 
 def test_at_the_truth_nothing_is_left_and_the_simulated_gradient_is_torchs() -> None:
@@ -217,6 +218,29 @@ def test_a_digit_in_a_sequence_of_layers_is_rebuilt() -> None:
     truth = torch.tensor(load_digits().images[11] / 16)[None, None].float()
     guess = guessed(Peel(budget=1000), plan, *sent(plan, truth, 1))
     assert decibels(guess, truth) > 20
+
+
+class Rising(nn.Module):
+    """Two blocks whose activations rise everywhere, with the pooling before or behind them."""
+
+    def __init__(self, activation: str = "tanh", pool_first: bool = False) -> None:
+        super().__init__()
+        parts: list[nn.Module] = []
+        for inputs in (1, 32):
+            pair = [{"tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "leaky_relu": nn.LeakyReLU}[activation](), nn.MaxPool2d(2)]
+            parts += [nn.Conv2d(inputs, 32, 3, padding=1), *(pair[::-1] if pool_first else pair)]
+        self.layers = nn.Sequential(*parts, nn.Flatten(), nn.Linear(128, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid", "leaky_relu"])
+def test_units_that_always_fire_are_read_too(activation: str) -> None:
+    spec = net_spec("test_peel:Rising", (1, 8, 8), 10, {"activation": activation, "pool_first": activation == "tanh"})
+    plan, truth = Plan(spec, 1, Local("gradient")), torch.tensor(load_digits().images[11] / 16)[None, None].float()
+    assert decibels(guessed(Peel(budget=1000), plan, *sent(plan, truth, 1)), truth) > 20
 
 
 def test_noise_and_hidden_layers_and_batches_get_a_guess_all_the_same() -> None:

@@ -17,9 +17,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import FirstLayer, guessed_labels, mean_image
+from ppbench.attacks.reconstruction.gauss_newton import GradientProblem
 from ppbench.attacks.reconstruction.linear_systems import Prior, Solution
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.attacks.reconstruction.spear import batch_mismatch
@@ -41,6 +43,8 @@ NOISY = 1e-6
 """Relative residual of the head's gradient above which it is noisy: rounding leaves 1e-7."""
 MOST_UNKNOWNS = 8192
 """Numbers of a layer's input that are solved for at once, at most: half a gigabyte of equations."""
+MOST_REFINED, LOUD = 1024, 0.1
+"""Numbers of an image, and noise relative to the gradient, up to which the whole gradient is solved at once."""
 STEP, SMOOTH_PIXELS = 0.1, 16
 """Typical difference of neighboring pixels, of the data range, in images of at least so many pixels a side."""
 SPREAD = 0.5
@@ -49,11 +53,17 @@ SPREAD = 0.5
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """The input [1, *shape] float64 of a network, and how well each layer was determined, from the head down."""
+    """The input [1, *shape] float64 of a network, and how well each layer was determined, from the head down.
+
+    secret: whether part of the loss is. noise: that of the gradient, declared or seen in the head. is_image: whether
+    convolutions read it.
+    """
 
     image: Tensor
     layers: tuple[SolvedLayer, ...]
     secret: bool = False
+    noise: Noise | None = None
+    is_image: bool = True
 
 
 SOLVED: Recent[Rebuilt | None] = Recent(256)
@@ -66,10 +76,12 @@ class ClosedForm(Attack):
 
     Networks of convolutions, each with an activation and a pooling by means, up to a linear layer with a bias; and
     vision transformers with a learned position embedding. Each guess states which layers were exact, with condition
-    numbers. Where a layer is not determined, its numbers are those of a prior, and the layers below suffer.
+    numbers. Where a layer is not determined, its numbers are those of a prior, and the layers below suffer: then Gauss
+    and Newton's method on the whole gradient follows, for images of at most `MOST_REFINED` numbers.
     """
 
     name: ClassVar[str] = "closed_form"
+    version: ClassVar[str] = "2"
     exact: ClassVar[bool] = True
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
@@ -81,13 +93,13 @@ class ClosedForm(Attack):
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge; grey images with labels for batches, and where nothing was read."""
-        return self.answer(self.evidence(view), view.plan, challenges, generator)
+        return [_guess(victim, True) for victim in posed(self.evidence(view), view.plan, challenges, generator)]
 
     def answer(
         self, evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
     ) -> list[Guess]:
-        """Return the guesses of `run` from given evidence, for instance that of another attack."""
-        return [_guess(victim) for victim in posed(evidence, plan, challenges, generator)]
+        """Return the guesses by linear systems alone from given evidence, for instance that of another attack."""
+        return [_guess(victim, False) for victim in posed(evidence, plan, challenges, generator)]
 
 
 @lru_cache(maxsize=64)
@@ -98,7 +110,7 @@ def _suits(plan: Plan) -> bool:
     return chain is not None or (not plan.net.pixelwise and patch_embedding(plan, params) is not None)
 
 
-def _guess(victim: PosedVictim) -> Guess:
+def _guess(victim: PosedVictim, refines: bool) -> Guess:
     start, labels, evidence = victim.image("grey"), guessed_labels(victim), victim.evidence
     blind = Guess(x=start, y=labels, evaluations=1)
     if evidence is None or evidence.params is None or victim.size[0] > 1 or not _suits(victim.plan):
@@ -107,12 +119,35 @@ def _guess(victim: PosedVictim) -> Guess:
     rebuilt = SOLVED.of(key, partial(rebuilt_input, evidence, victim.plan))
     if rebuilt is None or not bool(rebuilt.image.isfinite().all()):
         return blind
-    low, high = victim.plan.data_range
-    image = rebuilt.image.clamp(low, high).float()
-    mismatch = batch_mismatch(evidence, victim.plan, image, labels)
+    image, spent = rebuilt.image.clamp(*victim.plan.data_range), 2
+    if refines and not all(layer.exact for layer in rebuilt.layers) and _is_refinable(rebuilt, evidence):
+        image, more = _refined(rebuilt, evidence, victim.plan, labels)
+        spent += more
+    mismatch = batch_mismatch(evidence, victim.plan, image.float(), labels)
     if rebuilt.secret:
         mismatch = max(layer.residual for layer in rebuilt.layers) ** 2
-    return Guess(x=image, y=labels, confidence=mismatch, evaluations=2, layers=rebuilt.layers)
+    return Guess(x=image.float(), y=labels, confidence=mismatch, evaluations=spent, layers=rebuilt.layers)
+
+
+def _is_refinable(rebuilt: Rebuilt, evidence: Evidence) -> bool:
+    """Return whether the whole gradient is simulated, of a small image, and shows more than noise."""
+    if rebuilt.secret or not rebuilt.is_image or evidence.nuisance or rebuilt.image.numel() > MOST_REFINED:
+        return False
+    whole = torch.cat([value.double().flatten() for value in evidence.observed.values()])
+    noise = 0.0 if rebuilt.noise is None else rebuilt.noise.std
+    return bool(whole.isfinite().all()) and noise <= LOUD * float(whole.square().mean().sqrt())
+
+
+def _refined(rebuilt: Rebuilt, evidence: Evidence, plan: Plan, labels: Tensor) -> tuple[Tensor, int]:
+    """Return the most probable image near the rebuilt one, that itself if none explains more, and evaluations spent."""
+    y = one_hot(labels, plan.spec.classes).double()
+    problem = GradientProblem(evidence, y, rebuilt.noise, _image_prior(plan), plan.data_range)
+    start = rebuilt.image.clamp(*plan.data_range)
+    try:
+        answer = problem.refined(start)
+    except RuntimeError:  # an operation without a forward derivative
+        return start, 0
+    return (answer.image.clamp(*plan.data_range) if answer.explains else start), answer.evaluations
 
 
 def rebuilt_input(evidence: Evidence, plan: Plan) -> Rebuilt | None:
@@ -122,12 +157,13 @@ def rebuilt_input(evidence: Evidence, plan: Plan) -> Rebuilt | None:
     if chain is None:
         embedding = patch_embedding(plan, params) if params else None
         patches = None if embedding is None else patch_image(embedding, evidence, sum(plan.data_range) / 2)
-        return None if patches is None else Rebuilt(patches.image, (patches.layer,))
+        return None if patches is None else Rebuilt(patches.image, (patches.layer,), noise=evidence.noise)
     head = _read_head(chain, params, evidence)
     if head is None:
         return None
     if not chain.stages:
-        return Rebuilt(torch.from_numpy(head.known.values).view(1, *plan.spec.shape), (head.layer,))
+        image = torch.from_numpy(head.known.values).view(1, *plan.spec.shape)
+        return Rebuilt(image, (head.layer,), noise=head.noise, is_image=False)
     try:
         with np.errstate(all="ignore"):  # a poisoned gradient overflows
             return _descended(chain, params, evidence, plan, head)
@@ -191,7 +227,7 @@ def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, he
                 solution, below, hidden = other, other_below, True
         layers.append(_report(stage, solution, prior, layers[-1].exact))
         known = KnownMaps(solution.u, below, max(solution.deviation, ROUNDING))
-    return Rebuilt(torch.from_numpy(known.values).view(1, *plan.spec.shape), tuple(layers), hidden)
+    return Rebuilt(torch.from_numpy(known.values).view(1, *plan.spec.shape), tuple(layers), hidden, head.noise)
 
 
 def _problem(

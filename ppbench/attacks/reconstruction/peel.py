@@ -1,4 +1,4 @@
-"""Inversion layer by layer, from the first linear layer down, of networks of convolutions, ReLU and max pooling.
+"""Inversion layer by layer, from the first linear layer down, of networks of convolutions and max pooling.
 
 Searches of the image by the whole gradient stop at once in such networks, as the firing units and the largest pixel of
 a tile change abruptly. Here each layer's input is searched alone, from its exact output, its weights' gradient, and the
@@ -136,7 +136,9 @@ ZERO_SHARE = 1e-5
 
 @dataclass(frozen=True)
 class Peel(Attack):
-    """Networks of convolutions, ReLU and max pooling inverted layer by layer, at falling temperatures; single images.
+    """Networks of convolutions and max pooling inverted layer by layer, at falling temperatures; single images.
+
+    Activations are ReLU or rise everywhere (tanh, sigmoid, leaky ReLU), before or behind the pooling.
 
     Attributes:
         budget: gradient evaluations per victim; half of them for the image, the rest for the layers behind.
@@ -149,7 +151,7 @@ class Peel(Attack):
     reference: ClassVar[str] = "this project; the first linear layer as in Phong et al. 2018"
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether the network begins with convolutions, each with a ReLU, followed by a linear layer."""
+        """Return whether the network begins with convolutions, each with an activation, followed by a linear layer."""
         return super().suits(plan) and _begins_with_blocks(plan)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
@@ -182,11 +184,11 @@ class Peel(Attack):
         if chain is None or not all(_holds(chain, seen) for seen in observed):
             return
         known, spent = _features(chain, params, observed), torch.zeros(len(group), dtype=torch.int64)
-        for block in reversed(chain.blocks[1:]):
-            layer = _layer(block, params, observed, known)
+        for before, block in reversed([*zip(chain.blocks[:-1], chain.blocks[1:], strict=True)]):
+            layer = _layer(block, params, observed, known, before.ends)
             inputs, seen, used = inner_inputs(layer, generator, self.budget // 2 // (len(chain.blocks) - 1))
             known, spent = layer.below(inputs, seen), spent + used
-        layer = _layer(chain.blocks[0], params, observed, known)
+        layer = _layer(chain.blocks[0], params, observed, known, plan.data_range)
         images, used = first_images(layer, plan.data_range, generator, self.budget // 2)
         for image, count in zip(images, spent + used, strict=True):
             yield image[None].float().cpu(), int(count)
@@ -208,14 +210,17 @@ def _features(chain: Chain, params: Params, observed: Sequence[Params]) -> Known
     weights = torch.stack([seen[chain.weight] for seen in observed])
     biases = torch.stack([seen[chain.bias] for seen in observed])
     flat = torch.einsum("vhd,vh->vd", weights, biases) / biases.square().sum(1, keepdim=True).clamp(min=1e-300)
-    flat = cut_small(flat, flat.new_full((len(flat),), ZERO_SHARE))
+    if chain.blocks[-1].activation is None:
+        flat = cut_small(flat, flat.new_full((len(flat),), ZERO_SHARE))
     shape = (len(observed), *chain.blocks[-1].outputs)
     values = flat.view(shape)
     return KnownOutput(values, (biases @ params[chain.weight]).view(shape), torch.ones_like(values, dtype=torch.bool))
 
 
-def _layer(block: ConvBlock, params: Params, observed: Sequence[Params], known: KnownOutput) -> PeeledLayer:
+def _layer(
+    block: ConvBlock, params: Params, observed: Sequence[Params], known: KnownOutput, ends: tuple[float, float]
+) -> PeeledLayer:
     weight = params[block.name]
     bias = params[block.bias] if block.bias is not None else weight.new_zeros(len(weight))
     slope = torch.stack([seen[block.name].flatten(1) for seen in observed])
-    return PeeledLayer(block, weight, bias, known, slope)
+    return PeeledLayer(block, weight, bias, known.before(block.activation), slope, ends)

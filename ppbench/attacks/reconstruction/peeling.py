@@ -18,18 +18,22 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
+from ppbench.attacks.reconstruction.stages import ELEMENTWISE, Elementwise, activation_of
 from ppbench.attacks.reconstruction.walk import Call, IntPair, pair, walk
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
 # -- The blocks that a network begins with --
 
+RECTIFIED = (0.0, torch.inf)
+"""Least and greatest output of a ReLU."""
+
 
 @dataclass(frozen=True)
 class ConvBlock:
-    """A convolution, a ReLU, and a max pooling of square tiles. name: of its weight; bias: None for none.
+    """A convolution, an activation, and a max pooling of square tiles. name: of its weight; bias: None for none.
 
-    inputs, outputs: shapes [C, H, W]; side: of the tiles, 1 without pooling.
+    inputs, outputs: shapes [C, H, W]; side: of the tiles, 1 without pooling. activation: one that rises; None for ReLU.
     """
 
     name: str
@@ -39,6 +43,14 @@ class ConvBlock:
     side: int
     inputs: tuple[int, int, int]
     outputs: tuple[int, int, int]
+    activation: Elementwise | None = None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Least and greatest value of an output."""
+        if self.activation is None:
+            return RECTIFIED
+        return self.activation.ends or (-torch.inf, torch.inf)
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,10 @@ class Chain:
 
 
 def chain_of(plan: Plan, params: Params) -> Chain | None:
-    """Return the blocks that the network begins with, None if it does not begin with a `Chain`."""
+    """Return the blocks that the network begins with, None if it does not begin with a `Chain`.
+
+    None also where activations rise and nothing is pooled: linear systems are exact there (`closed_form`).
+    """
     shape: tuple[int, ...] = plan.spec.shape
     if len(shape) != 3:
         return None
@@ -65,28 +80,39 @@ def chain_of(plan: Plan, params: Params) -> Chain | None:
     if not blocks or not calls or calls[0].name != "linear" or calls[0].parameters.keys() != {"weight", "bias"}:
         return None
     fits = calls[0].inputs == (shape[0] * shape[1] * shape[2],)
+    fits = fits and any(block.activation is None or block.side > 1 for block in blocks)
     return Chain(tuple(blocks), calls[0].parameters["weight"], calls[0].parameters["bias"]) if fits else None
 
 
 def _block(calls: Sequence[Call]) -> tuple[ConvBlock | None, int]:
     """Return the block that calls begin with, or None, and the number of its calls."""
-    conv, after = calls[0], [call.name for call in calls[1:3]]
-    named = conv.arguments
+    conv, named = calls[0], calls[0].arguments
+    act, pool = _activation_and_pool(calls[1:3])
     stride, padding = pair(named.get("stride", 1)), pair(named.get("padding", 0))
     plain = pair(named.get("dilation", 1)) == (1, 1) and named.get("groups", 1) == 1
     weight = conv.parameters.get("weight")
-    if weight is None or stride is None or padding is None or not plain or after[:1] != ["relu"]:
+    if weight is None or stride is None or padding is None or not plain or act is None:
         return None, 0
     if conv.is_frozen("bias"):
         return None, 0  # the layer's output does not follow from its weights alone
-    side, used = 1, 2
-    if after[1:] == ["max_pool2d"]:
-        tiles = _tiles(calls[2].arguments)
-        if tiles is None:
-            return None, 0
-        side, used = tiles, 3
+    rising = None if act.name == "relu" else activation_of(act)
+    side = 1 if pool is None else _tiles(pool.arguments)
+    if side is None or (act.name != "relu" and (rising is None or not rising.rises)):
+        return None, 0
+    used = 2 + (pool is not None)
     shapes = conv.inputs, calls[used - 1].outputs
-    return ConvBlock(weight, conv.parameters.get("bias"), stride, padding, side, *shapes), used  # type: ignore[arg-type]  # three
+    return ConvBlock(weight, conv.parameters.get("bias"), stride, padding, side, *shapes, rising), used  # type: ignore[arg-type]  # three
+
+
+def _activation_and_pool(after: Sequence[Call]) -> tuple[Call | None, Call | None]:
+    """Return the activation and the max pooling that two calls begin with, in either order; None for what is neither.
+
+    The largest value of a tile is that of its largest input.
+    """
+    act = next((call for call in after if call.name in ELEMENTWISE), None)
+    pool = next((call for call in after if call.name == "max_pool2d"), None)
+    first = after[:1] and after[0]
+    return (act if first in (act, pool) and (first is act or pool is not None) else None), pool
 
 
 def _tiles(named: Mapping[str, Any]) -> int | None:
@@ -120,7 +146,7 @@ TEMPERATURES = (3.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.015)
 SMOOTH = 0.03
 """Weight of the total variation of a block's input at first; it falls to 0 with the temperature."""
 NEGATIVE = 10.0
-"""Weight of negative parts of an input that comes from a ReLU."""
+"""Weight of parts of an input that its activation cannot have, as negative ones behind a ReLU."""
 DENSE = 4096
 """The equations of an input with at most so many numbers are solved directly."""
 RANK = 1e-10
@@ -140,17 +166,32 @@ Search = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 class KnownOutput:
     """A block's output by victim, as far as known: values and cotangents [V, C, H, W], and which values are `seen`.
 
-    Values that are seen and 0 are outputs of a ReLU that did not fire, so at most 0 before it.
+    Values that are seen and 0 are outputs of a ReLU that did not fire, so at most 0 before it. rises: behind or before
+    an activation that rises, so that all units fire.
     """
 
     values: Tensor
     cotangents: Tensor
     seen: Tensor
+    rises: bool = False
 
     @property
     def fires(self) -> Tensor:
-        """[V, C, H, W] bool: seen and larger than 0."""
-        return self.seen & (self.values > 0)
+        """[V, C, H, W] bool: seen and, behind a ReLU, larger than 0."""
+        return self.seen if self.rises else self.seen & (self.values > 0)
+
+    def before(self, activation: Elementwise | None) -> KnownOutput:
+        """Return what is known of the inputs of an activation; of a ReLU's the same."""
+        if activation is None:
+            return self
+        inner = activation.inverse(self.values)
+        return KnownOutput(inner, self.cotangents * activation.slope(inner), self.seen, True)
+
+    @property
+    def level(self) -> Tensor:
+        """The typical size [V, 1, 1, 1] of values."""
+        flat = self.values.flatten(1)
+        return (flat.square().mean(1).sqrt() if self.rises else flat.mean(1))[:, None, None, None]
 
 
 def cut_small(values: Tensor, share: Tensor) -> Tensor:
@@ -163,7 +204,7 @@ def cut_small(values: Tensor, share: Tensor) -> Tensor:
 class PeeledLayer:
     """A block with its weights, its known output and its weights' gradient [V, O, K] by victim, all float64.
 
-    weight: [O, I, k, k]; bias: [O].
+    weight: [O, I, k, k]; bias: [O]. known: before an activation that rises. ends: least and greatest number of inputs.
     """
 
     block: ConvBlock
@@ -171,6 +212,7 @@ class PeeledLayer:
     bias: Tensor
     known: KnownOutput
     slope: Tensor
+    ends: tuple[float, float]
 
     def convolved(self, u: Tensor) -> Tensor:
         """Return the convolution's outputs for inputs u [S, I, H, W]."""
@@ -221,15 +263,15 @@ class PeeledLayer:
         reaching = self.cotangent(shares, index)
         size = (len(u), *self.block.inputs)
         back = conv2d_input(size, self.weight, reaching, self.block.stride, self.block.padding)
-        return KnownOutput(cut_small(u, doubt), back, seen)
+        return KnownOutput(cut_small(u, doubt) if self.ends == RECTIFIED else u, back, seen)
 
     def solved(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs that solve the equations for the places of u, and which numbers these determine.
 
-        For inputs of more than `DENSE` numbers: u clipped at 0, and all numbers.
+        For inputs of more than `DENSE` numbers: u within its limits, and all numbers.
         """
         if u[0].numel() > DENSE:
-            return u.clamp(min=0), torch.ones_like(u, dtype=torch.bool)
+            return u.clamp(*self.ends), torch.ones_like(u, dtype=torch.bool)
         solutions = [self._solved(one[None], torch.tensor([v], device=u.device)) for v, one in enumerate(u)]
         return torch.cat([value for value, _ in solutions]), torch.cat([seen for _, seen in solutions])
 
@@ -255,21 +297,22 @@ class PeeledLayer:
         pull = vectors.T @ (rows @ (right - start @ rows))
         step = vectors @ torch.where(determined, pull / values.clamp(min=1e-300), 0.0)
         free = vectors[:, ~determined].square().sum(1)
-        return (start + step).view_as(u).clamp(min=0), (free < UNSEEN).view_as(u)
+        return (start + step).view_as(u).clamp(*self.ends), (free < UNSEEN).view_as(u)
 
 
 def inner_inputs(layer: PeeledLayer, generator: torch.Generator, budget: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs [V, I, H, W] of a block behind a ReLU, which numbers are determined, evaluations spent [V]."""
+    """Return the inputs [V, I, H, W] of a block behind another, which numbers are determined, evaluations spent [V]."""
     victims, size = len(layer.known.values), layer.block.inputs
     draws = torch.rand(victims, *size, generator=generator, dtype=torch.float64).to(layer.weight.device)
-    level = layer.known.values.flatten(1).mean(1)[:, None, None, None]
-    u, spent = draws * level, torch.zeros(victims, dtype=torch.int64)
+    level, (low, high) = layer.known.level, layer.ends
+    u, spent = (draws if low == 0 else 2 * draws - 1) * level.clamp(max=high), torch.zeros(victims, dtype=torch.int64)
     for step, temperature in enumerate(TEMPERATURES):
         smooth = SMOOTH * (1 - step / (len(TEMPERATURES) - 1)) ** 2
 
         def penalized(u: Tensor, index: Tensor, t: float = temperature, smooth: float = smooth) -> Tensor:
             size = level[index].flatten()
-            below = torch.relu(-u).square().flatten(1).mean(1) / size.square()
+            outside = torch.relu(low - u) + torch.relu(u - high)
+            below = outside.square().flatten(1).mean(1) / size.square()
             rough = (u.diff(dim=-1).abs().flatten(1).sum(1) + u.diff(dim=-2).abs().flatten(1).sum(1)) / u[0].numel()
             return layer.mismatch(u, index, t) + NEGATIVE * below + smooth * rough / size
 

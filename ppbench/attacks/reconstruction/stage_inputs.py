@@ -239,9 +239,9 @@ class StageProblem:
 
     def _solutions(self) -> Iterator[tuple[Solution, Floats, float]]:
         """Yield solutions with their cotangents [O, L], and the mismatch of the systems without tangents."""
-        tangent = self._tangent(self._start())
+        tangent, solution = self._tangent(self._start()), None
         for _ in range(TANGENTS):
-            solution, delta = self._linear(tangent)
+            solution, delta = self._linear(tangent, solution)
             z = self.convolution.forward(solution.u) + self.bias[:, None]
             new = self._tangent(self._nearest(z))
             yield solution, delta, self._mismatch(solution, z)
@@ -249,11 +249,14 @@ class StageProblem:
                 return
             tangent = new
 
-    def _linear(self, tangent: _Tangent) -> tuple[Solution, Floats]:
-        """Return the solution, and the cotangents [O, L], with the activation replaced by a tangent."""
+    def _linear(self, tangent: _Tangent, near: Solution | None) -> tuple[Solution, Floats]:
+        """Return the solution, and the cotangents [O, L], with the activation replaced by a tangent.
+
+        near: the solution with the tangent before.
+        """
         if self.known.cotangents is not None:
             delta = self._delta(tangent.slope, self.known.cotangents)
-            return self._system(tangent, delta, self.gradient.precision(self.known.doubt)).solve(), delta
+            return self._system(tangent, delta, self.gradient.precision(self.known.doubt)).solve(near), delta
         g, precision = self.gradient, self.gradient.precision(self.known.doubt)
         blind = self._system(tangent, np.zeros(self._positions), np.zeros_like(self.weight)).solve()
         delta = cotangents_of(self.convolution, blind.u, g.weight, g.seen, g.bias)

@@ -82,6 +82,11 @@ class Elementwise:
         return float(self(far)) if float(self.slope(far)) == 0 else None
 
     @cached_property
+    def rises(self) -> bool:
+        """Whether the function grows everywhere, so that the largest input has the largest value."""
+        return bool((self.slope(torch.linspace(-5, 5, TRIED_INPUTS, dtype=torch.float64)) > 0).all())
+
+    @cached_property
     def ends(self) -> tuple[float, float] | None:
         """Least and greatest value of a bounded function, None of others."""
         values = self(torch.tensor([-1e6, 1e6], dtype=torch.float64))
