@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.replay import without_rounding
+from ppbench.attacks.adaptive.dp import AdaptiveDP
 from ppbench.attacks.adaptive.server import AdaptiveServer
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
 from ppbench.attacks.reconstruction import closed_form
-from ppbench.attacks.adaptive.dp import AdaptiveDP
 from ppbench.attacks.reconstruction.closed_form import ClosedForm, Rebuilt, rebuilt_input
 from ppbench.attacks.reconstruction.linear_systems import (
     DenseInverse,
