@@ -204,7 +204,8 @@ def test_networks_that_are_held_are_told_apart_and_named_in_no_file(tmp_path: Pa
         ("adaptive_spn", "is built for what spn sends"),
         ("gifd", "learns from public examples"),
         ("tableak", "has no use for a network such as 'LeNet'"),
-        ("adaptive_server", "reads more than one gradient"),  # runs the server's own code again, from its state
+        ("adaptive_server", "runs the server's own code again, and only a federation has its state"),
+        ("two_rounds", "needs gradients of 2 rounds of one batch"),
         ("dgl", "There is no attack named 'dgl'; did you mean"),
         (ppbench.load_attack, "give a name, as 'dlg', or what load_attack gives"),
     ],

@@ -270,7 +270,14 @@ def _obstacle(attack: Attack, view: View, challenge: Challenge) -> str:
         return f"simulates several local steps; give training={HOW} and start minus end of the weights, or take 'dlg'"
     if not gradient and "local" not in attack.probes:
         return "reads one gradient, not several steps; leave out training=, or take 'fedavg_inversion'"
-    return "" if readable(attack, view, [challenge]) else f"reads more than one gradient; {instead}"
+    if attack.replays:
+        where = (
+            "only a federation has its state: there, give it what `ppbench.probe` returns; here its search is 'idlg'"
+        )
+        return f"runs the server's own code again, and {where}"
+    if attack.probe_rounds > 1:
+        return f"needs gradients of {attack.probe_rounds} rounds of one batch; {instead}"
+    return "" if readable(attack, view, [challenge]) else f"has no use for a gradient alone; {instead}"
 
 
 @dataclass(frozen=True)
