@@ -202,7 +202,7 @@ class Own(torch.nn.ReLU):
 )
 def test_kinks_are_found_as_layers_of_any_kind_and_as_functions(features, kinked):
     net = SimpleNamespace(module=SimpleNamespace(features=features, modules=features.modules), spec=CNN)
-    assert inversion._kinked(net) is kinked
+    assert inversion.has_kinks(net) is kinked
 
 
 def test_who_has_no_evidence_or_hardly_a_budget_gets_what_the_search_gives(monkeypatch):

@@ -64,7 +64,7 @@ def fittest_guesses(
     does better there.
     """
     share = search.budget // TRIAL_DIVISOR
-    if plan.spec.classes == 1 or share < 2 or not _kinked(plan.net):
+    if plan.spec.classes == 1 or share < 2 or not has_kinks(plan.net):
         return search.answer(evidence, plan, challenges, generator)
     candidates: list[DLG | IG] = [search, *(IG(start=search.start, tv=tv) for tv in PRIORS)]
     seeds = torch.randint(2**62, (2 * len(candidates),), generator=generator).tolist()
@@ -135,7 +135,7 @@ def _by_angle(
     ]
 
 
-def _kinked(net: Net) -> bool:
+def has_kinks(net: Net) -> bool:
     """Return whether a network convolves and has kinked activations, as layers or as functions that fx can see."""
     layers = list(net.module.modules())
     if not any(isinstance(layer, CONVOLUTIONS) for layer in layers):
