@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses, has_kinks
+from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings
@@ -25,6 +25,7 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Layout, Noise, Plan
 from ppbench.federation.view import View
 from ppbench.metrics.modality import modality_in
+from ppbench.nets.channels import has_kinks
 
 PLAIN_SHARE = 0.75  # of the budget, for `ig` where it gives the first start
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
