@@ -46,12 +46,12 @@ def compared(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     monkeypatch.setattr(script, "cifar", images)
     monkeypatch.setattr(script, "fitting", lambda run, batch, seconds: (run(images(0, batch), 1), 7)[1])
 
-    def ask(runs: dict[str, Any], **options: int) -> dict[str, Any]:
+    def ask(runs: dict[str, Any], before: dict[str, Any] | None = None, **options: int) -> dict[str, Any]:
         about = argparse.Namespace(
             **{"first": 40_000, "victims": 4, "seconds": 1.0, "tuning": 2, "finalists": 2, **options}
         )
         kept: list[dict[str, Any]] = []
-        script.compared(script.row_of("dlnet", 40_000), runs, about, kept.append)
+        script.compared(script.row_of("dlnet", 40_000), runs, about, kept.append, before)
         return kept[-1]
 
     return ask
@@ -80,6 +80,34 @@ def test_the_best_of_each_side_are_compared_by_name(
     assert "cannot be run: TypeError: of another version" in out
     assert out.splitlines()[-1].count("dB") == 2 and "breaching deepleakage" in out.splitlines()[-1]
     assert set(compared(RUNS, finalists=1)["psnr"]) == {"idlg", "breaching deepleakage"}
+
+
+def test_a_later_run_goes_on_with_the_victims_that_are_left(compared: Callable[..., dict[str, Any]]) -> None:
+    early = compared(RUNS, victims=2)
+    calls: list[int] = []
+
+    def counted(data: Data, steps: int) -> Guess:
+        calls.append(len(data.x))
+        return off_by(0.01)(data, steps)
+
+    later = compared({**RUNS, "breaching deepleakage": counted}, early, victims=4)
+    assert calls == [1, 1] and later["best"] == early["best"] and later["psnr"].keys() == early["psnr"].keys()
+    assert all(values[:2] == early["psnr"][name] and len(values) == 4 for name, values in later["psnr"].items())
+    assert compared({**RUNS, "breaching deepleakage": counted}, later, victims=4) == later and len(calls) == 2
+
+
+def test_the_default_does_not_count_where_it_takes_longer(
+    compared: Callable[..., dict[str, Any]], script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(script.time, "process_time", lambda: clock.now)
+
+    def slow(data: Data, steps: int) -> Guess:
+        clock.now += 1.5
+        return off_by(0.0)(data, steps)
+
+    assert compared({**RUNS, "default": slow})["best"]["ours"] == "idlg"
+    assert compared({**RUNS, "default": off_by(0.0)})["best"]["ours"] == "default"
 
 
 def test_who_fails_on_some_victims_is_named_and_not_compared(compared: Callable[..., dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from observations import seeded
@@ -20,6 +21,7 @@ from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence, Measure, simulation
 from ppbench.federation.plan import Plan
 from ppbench.federation.wire import Slot
+from ppbench.nets.model_object import held_network
 from ppbench.nets.net import Classifier, Net, NetSpec, initial, net_spec
 
 CLASSES = 4
@@ -251,6 +253,42 @@ def test_a_process_keeps_the_traces_that_it_used_last_and_no_more():
 def test_layers_without_a_fast_form_are_refused_not_approximated(layer):
     features = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), layer, nn.Flatten())
     plan, params = plan_of(features, (1, 8, 8))
+    assert compile_chain(plan, params, torch.float64) is None
+
+
+class Written(nn.Module):
+    """A network whose forward pass is written out, with functions instead of layers."""
+
+    def __init__(self, twist: str = "") -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 3, padding=1), nn.Linear(27, CLASSES)
+        self.twist, self.scale = twist, 1.0 if twist != "temperature" else 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = F.max_pool2d(torch.tanh(self.first(x)), 2)
+        b = F.leaky_relu(self.second(a), 0.2)
+        if self.twist == "skip":
+            b = b + a
+        if self.twist == "branch" and float(x.detach().sum()) > 0:
+            b = -b
+        return self.head(b.view(-1, 27)) * self.scale
+
+
+def held_plan(module: nn.Module) -> tuple[Plan, Params]:
+    network = held_network(module, (2, 8, 8))
+    return Plan(network.spec, 1), network.spec.start
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["written out", "nested"])
+def test_networks_of_users_have_a_chain_if_they_are_one_however_they_are_written(written):
+    inner = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Sequential(nn.AvgPool2d(2), nn.Flatten()))
+    plan, params = held_plan(Written() if written else nn.Sequential(inner, nn.Linear(27, CLASSES)))
+    check(ChainObjective, plan, {n: v.double() for n, v in params.items()}, 2, ["none", "none"])
+
+
+@pytest.mark.parametrize("twist", ["skip", "branch", "temperature"])
+def test_what_a_written_network_does_beside_its_layers_is_not_passed_over(twist):
+    plan, params = held_plan(Written(twist))
     assert compile_chain(plan, params, torch.float64) is None
 
 

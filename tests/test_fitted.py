@@ -26,6 +26,7 @@ from ppbench.defenses.mpdp.protocol import MPCDP, MPDP
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
+from ppbench.nets.channels import has_kinks
 from ppbench.nets.net import initial, net_spec
 from ppbench.testing.small_federation import all_digits
 
@@ -202,7 +203,7 @@ class Own(torch.nn.ReLU):
 )
 def test_kinks_are_found_as_layers_of_any_kind_and_as_functions(features, kinked):
     net = SimpleNamespace(module=SimpleNamespace(features=features, modules=features.modules), spec=CNN)
-    assert inversion._kinked(net) is kinked
+    assert has_kinks(net) is kinked
 
 
 def test_who_has_no_evidence_or_hardly_a_budget_gets_what_the_search_gives(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import ppbench
+from ppbench.adversary.attack import Attack, Guess
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import leaves
 from ppbench.base.vision import importable
@@ -24,8 +26,9 @@ from ppbench.federation.contract import plain_evidence
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.model_object import held_network
-from ppbench.nets.net import build, initial
+from ppbench.nets.net import build, initial, net_spec
 from ppbench.records.store import Store
+from ppbench.run import invert as module
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
@@ -115,11 +118,43 @@ def test_by_default_linear_systems_answer_and_a_search_where_these_are_not_exact
     exact = ppbench.invert(model, gradient, SHAPE, planted=False)
     assert exact.attack == "closed_form" and exact.psnr(x)[0] > 80 and exact.evaluations == 2
     assert exact.layers and all(layer.exact for layer in exact.layers) and exact.converged is None
-    noisy = [value + 1e-4 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) for value in gradient]
-    for sent, batch in ((noisy, 1), (gradient, 2)):
-        searched = ppbench.invert(model, sent, SHAPE, batch=batch, planted=False, budget=20)
-        named = ppbench.invert(model, sent, SHAPE, attack="dlg", batch=batch, planted=False, budget=20)
-        assert searched.attack == "dlg" and torch.equal(searched.x, named.x) and not searched.layers
+    searched = ppbench.invert(model, gradient, SHAPE, batch=2, planted=False, budget=20)
+    named = ppbench.invert(model, gradient, SHAPE, attack="dlg", batch=2, planted=False, budget=20)
+    assert searched.attack == "dlg" and torch.equal(searched.x, named.x) and not searched.layers
+
+
+def test_by_default_the_answer_counts_that_explains_the_gradient_best(
+    victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies outside the data range explains nothing: not the smaller mismatch wins, but the better image."""
+    model, x, y, gradient = victim
+    tried: list[str] = []
+
+    def answer(attack: Attack, *_: object) -> Guess:
+        tried.append(attack.name)
+        images = {"dlg": x + 1.2, "feature_inversion": x + 0.01}
+        return Guess(x=torch.cat([images.get(attack.name, 0 * x)] * 2), y=torch.cat([y, y]))
+
+    monkeypatch.setattr(module, "_answer", answer)
+    result = ppbench.invert(model, gradient, SHAPE, batch=2, planted=False)
+    assert result.attack == "feature_inversion" and tried == ["closed_form", "dlg", "feature_inversion"]
+
+
+@pytest.mark.parametrize(
+    ("kinks", "batch", "single", "names"),
+    [
+        (False, 1, False, ("dlg",)),
+        (False, 4, False, ("dlg", "feature_inversion")),
+        (True, 1, False, ("ig", "feature_inversion")),
+        (True, 4, True, ("ig",)),
+    ],
+)
+def test_searches_of_the_default_follow_the_network(
+    kinks: bool, batch: int, single: bool, names: tuple[str, ...]
+) -> None:
+    plan = Plan(net_spec("cnn" if kinks else "dlnet", SHAPE, 10), 1, Local("gradient"))
+    assert module._searches(plan, batch, single) == names
+    assert module._searches(replace(plan, local=replace(plan.local, upload="delta")), batch, single) == ("dlg",)
 
 
 # -- what is found ----------------------------------------------------------------------------------------------------
@@ -205,7 +240,8 @@ def test_networks_that_are_held_are_told_apart_and_named_in_no_file(tmp_path: Pa
         ("adaptive_spn", "is built for what spn sends"),
         ("gifd", "learns from public examples"),
         ("tableak", "has no use for a network such as 'LeNet'"),
-        ("adaptive_server", "reads more than one gradient"),  # runs the server's own code again, from its state
+        ("adaptive_server", "runs the server's own code again, and only a federation has its state"),
+        ("two_rounds", "needs gradients of 2 rounds of one batch"),
         ("dgl", "There is no attack named 'dgl'; did you mean"),
         (ppbench.load_attack, "give a name, as 'dlg', or what load_attack gives"),
     ],

@@ -2,8 +2,8 @@
 
     python -m venv PEERS && PEERS/bin/pip install -e . breaching     # a place of its own: it is no dependency
     OMP_NUM_THREADS=1 PPBENCH_TEST_DATA=... PEERS/bin/python benchmarks/peers/against_breaching.py OUT.json \
-        [--rows conv,dlnet/4,dlnet/4/trained] [--first 40000] [--victims 20] [--seconds 10] [--tuning 4] \
-        [--finalists 2] [--attacks ig,feature_inversion,idlg] [--peers modern,deepleakage]
+        [--rows conv,dlnet/4,dlnet/4/trained,resnet18,vit] [--first 40000] [--victims 20] [--seconds 10] [--tuning 4] \
+        [--finalists 2] [--attacks default,ig,feature_inversion,idlg] [--peers modern,deepleakage]
 
 All of `--attacks` and `--peers` are tried on `--tuning` images (whole batches) that are no victims; the `--finalists`
 of each side with the best medians attack the victims, and the best there of each are compared, by name. By default
@@ -14,8 +14,11 @@ Undefended gradients of CIFAR-10 images; a row is a network, the size of a batch
 the first 10,000 training images. Labels as each attack infers them, images matched to the truth by least squared
 error. Victims are training images from 40,000 on, on which nothing was tuned; attacks take turns on each batch. How
 many steps fit into the seconds is timed beforehand on another batch, for each attack and row, by the processor's
-clock, as other jobs may run. OUT.json is written after every batch. `--peers ""` measures ours alone; with peers, but
-without `breaching`, the script says so, and exits with 2. `ig3` is `ig` with three times its prior, as tuning tries.
+clock, as other jobs may run. OUT.json is written after every batch, and a later run goes on where it ends: finished
+rows are kept, and of others the finalists and the victims they had, so `--victims` can be raised. `default` is what
+`ppbench.invert` computes or searches, at its own budget: it counts only where its seconds are no more. `--peers ""`
+measures ours alone; with peers, but without `breaching`, the script says so, and exits with 2. `ig3` is `ig` with three
+times its prior, as tuning tries.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measure_reconstruction import cifar, probed
 
+import ppbench
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.feature_inversion import FeatureInversion
@@ -44,6 +48,7 @@ from ppbench.base.tree import Params
 from ppbench.base.vision import torchvision
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
+from ppbench.nets.model_object import held_network
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.questions.images import score_images
 
@@ -53,9 +58,10 @@ NETWORKS = {
     "dlnet": net_spec("dlnet", (3, 32, 32), 10),
     "resnet20": net_spec("resnet20", (3, 32, 32), 10),
 }
+"""Networks of ours; `network_spec` knows two more."""
 TIMED, TUNED, STEPS, MOST = 1000, 2000, 40, 100_000
 """The first image of the batch for timing, and of those for tuning; the steps that are timed, and the most steps."""
-OURS = ("ig", "ig3", "idlg", "feature_inversion")
+OURS = ("default", "ig", "ig3", "idlg", "feature_inversion")
 PEERS = (
     *("modern", "invertinggradients", "deepleakage", "legacy", "wei", "beyondinfering", "seethroughgradients"),
     *("multiscale_ghiasi", "clsattack", "analytic", "rgap"),
@@ -92,10 +98,41 @@ class Row:
         return [round(score.psnr or 0.0, 2) for score in score_images(victims, [guess], {}, {}, (0.0, 1.0)).victims]
 
 
+def resnet18() -> torch.nn.Module:
+    """Return torchvision's ResNet-18 for 32x32 images (a 3x3 convolution first, no pooling behind it), in eval mode."""
+    module = torchvision().models.resnet18(num_classes=10)
+    module.conv1, module.maxpool = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False), torch.nn.Identity()
+    return module.eval()
+
+
+class ViT(torch.nn.Module):
+    """A vision transformer of two layers, width 96, on 64 patches of 4x4, with a learned position embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.position = torch.nn.Conv2d(3, 96, 4, 4), torch.nn.Parameter(0.02 * torch.randn(1, 64, 96))
+        layer = torch.nn.TransformerEncoderLayer(96, 4, 192, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm, self.head = torch.nn.LayerNorm(96), torch.nn.Linear(96, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        patches = self.patch(x).flatten(2).transpose(1, 2) + self.position
+        return self.head(self.norm(self.encoder(patches)).mean(1))
+
+
+def network_spec(name: str) -> NetSpec:
+    """Return the network of a row: ours, torchvision's ResNet-18 or a ViT, with weights drawn from seed 0."""
+    if name in NETWORKS:
+        return NETWORKS[name]
+    torch.manual_seed(0)
+    return held_network({"resnet18": resnet18, "vit": ViT}[name]().eval(), (3, 32, 32)).spec
+
+
 def row_of(text: str, first: int) -> Row:
     """Return the row that "network/batch/trained" names; batch 1 and random weights where these are left out."""
     name, batch, trained = text.split("/") + ["1", ""][text.count("/") :]
-    row = Row(text, NETWORKS[name], initial(NETWORKS[name], 0), int(batch), None)
+    spec = network_spec(name)
+    row = Row(text, spec, initial(spec, 0), int(batch), None)
     return learned(row, first) if trained else row
 
 
@@ -115,7 +152,9 @@ def learned(row: Row, first: int) -> Row:
 
 
 def ours(name: str, row: Row) -> Run:
-    """Return one of our attacks; its steps are gradient evaluations."""
+    """Return one of our attacks; its steps are gradient evaluations, of which `default` takes what it needs."""
+    if name == "default":
+        return by_default(row)
 
     def attack(steps: int) -> Attack:
         first = min(400, steps // 2)
@@ -131,6 +170,20 @@ def ours(name: str, row: Row) -> Run:
         view, victims = probed(data, row.spec, NoDefense(), row.batch, row.params)
         (guess,) = attack(steps).run(view, victims.challenges(), torch.Generator().manual_seed(0))
         return guess
+
+    return run
+
+
+def by_default(row: Row) -> Run:
+    """Return what `ppbench.invert` does without naming an attack."""
+    module = row.module().eval()
+    names = [key for key, _ in module.named_parameters()]
+
+    def run(data: Data, _: int) -> Guess:
+        (evidence,) = NoDefense().evidence(probed(data, row.spec, NoDefense(), row.batch, row.params)[0])
+        sent = [evidence.observed[key] for key in names]
+        answer = ppbench.invert(module, sent, row.spec.shape, batch=row.batch, planted=False)
+        return Guess(x=answer.x, y=answer.y)
 
     return run
 
@@ -237,6 +290,14 @@ def timed(runs: Mapping[str, Run], batch: int, seconds: float) -> tuple[dict[str
     return steps, failed
 
 
+def kept_rows(path: Path, seconds: float) -> dict[str, dict[str, Any]]:
+    """Return the figures of an earlier run for as many seconds, by row; none without a file."""
+    whole = json.loads(path.read_text()) if path.exists() else {"seconds": seconds, "rows": []}
+    if whole["seconds"] != seconds:
+        sys.exit(f"{path} has rows of {whole['seconds']} s; take another file, or --seconds {whole['seconds']}.")
+    return {row["row"]: row for row in whole["rows"]}
+
+
 def sides(names: Iterable[str]) -> dict[str, list[str]]:
     """Return names of attacks by whose they are."""
     every = list(names)
@@ -244,33 +305,60 @@ def sides(names: Iterable[str]) -> dict[str, list[str]]:
     return {"ours": [name for name in every if name not in theirs], "breaching": theirs}
 
 
-def compared(
-    row: Row, runs: Mapping[str, Run], about: argparse.Namespace, after: Callable[[dict[str, object]], None]
-) -> None:
-    """Try all attacks on tuning images, and the best of each side on the victims; `after` is told the figures."""
+def chosen_attacks(row: Row, runs: Mapping[str, Run], about: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of a row before its victims: steps in the time, what tuning images gave, the finalists."""
     steps, failed = timed(runs, row.batch, about.seconds)
     able = {name: runs[name] for name in steps}
     tuning = measured(row, able, steps, cifar(TUNED, -(-about.tuning // row.batch) * row.batch), lambda _: None)
     for name in tuning.psnr:
         print(f"{row.name:18} {name:32} {tuning.line(name)} (tuning)", flush=True)
-    for name, why in (failed | tuning.failed).items():
+    failed |= tuning.failed
+    for name, why in failed.items():
         print(f"{row.name:18} {name:32} cannot be run: {why}", flush=True)
-    chosen = [name for side in sides(able).values() for name in tuning.best(side)[: about.finalists]]
-    figures: dict[str, object] = {"row": row.name, "accuracy": row.accuracy, "steps": steps}
-    figures["tuning"] = tuning.psnr
+    within = [n for n in tuning.psnr if n != "default" or statistics.median(tuning.seconds[n]) <= about.seconds]
+    chosen = [name for side in sides(within).values() for name in tuning.best(side)[: about.finalists]]
+    about_row = {"row": row.name, "accuracy": row.accuracy, "steps": steps, "tuning": tuning.psnr, "failed": failed}
+    return {**about_row, "psnr": {name: [] for name in chosen}, "cpu_seconds": {name: [] for name in chosen}}
+
+
+def compared(
+    row: Row,
+    runs: Mapping[str, Run],
+    about: argparse.Namespace,
+    after: Callable[[dict[str, object]], None],
+    before: Mapping[str, Any] | None = None,
+) -> None:
+    """Try all attacks on tuning images, and the best of each side on the victims; `after` is told the figures.
+
+    before: figures of the row from an earlier run: its finalists go on with the victims that they have not had.
+    """
+    figures = dict(before or chosen_attacks(row, runs, about))
+    names = [name for name in figures["psnr"] if name in runs]
+    done = min((len(figures["psnr"][name]) for name in names), default=0)
+
+    def joined(result: Measured) -> Measured:
+        psnr, seconds, failed = dict[str, list[float]](), dict[str, list[float]](), figures["failed"] | result.failed
+        for name in [name for name in names if name not in failed]:
+            psnr[name] = figures["psnr"][name][:done] + result.psnr.get(name, [])
+            seconds[name] = figures["cpu_seconds"][name][: done // row.batch] + result.seconds.get(name, [])
+        return Measured(psnr, seconds, failed)
 
     def keep(result: Measured) -> None:
-        best = {side: (result.best(names) or [""])[0] for side, names in sides(chosen).items()}
-        everything = {"failed": failed | tuning.failed | result.failed, "best": best}
-        after({**figures, "psnr": result.psnr, "cpu_seconds": result.seconds, **everything})
+        whole = joined(result)
+        best = {side: (whole.best(each) or [""])[0] for side, each in sides(names).items()}
+        kept = {"psnr": whole.psnr, "cpu_seconds": whole.seconds, "failed": whole.failed, "best": best}
+        after({**figures, **kept})
 
-    victims = cifar(about.first, about.victims // row.batch * row.batch)
-    result = measured(row, {name: runs[name] for name in chosen}, steps, victims, keep)
+    result, left = Measured({}, {}, {}), about.victims // row.batch * row.batch - done
+    if left > 0:
+        victims = cifar(about.first + done, left)
+        result = measured(row, {name: runs[name] for name in names}, figures["steps"], victims, keep)
     keep(result)
-    for name in result.psnr:
-        print(f"{row.name:18} {name:32} {result.line(name)}", flush=True)
-    best = [result.best(names)[0] for names in sides(chosen).values() if result.best(names)]
-    print(f"{row.name:18} the best of each: " + "; ".join(f"{name} {result.line(name)}" for name in best), flush=True)
+    whole = joined(result)
+    for name in whole.psnr:
+        print(f"{row.name:18} {name:32} {whole.line(name)}", flush=True)
+    best = [whole.best(each)[0] for each in sides(names).values() if whole.best(each)]
+    print(f"{row.name:18} the best of each: " + "; ".join(f"{name} {whole.line(name)}" for name in best), flush=True)
 
 
 def main(about: argparse.Namespace) -> None:
@@ -283,7 +371,7 @@ def main(about: argparse.Namespace) -> None:
         except ImportError as cause:
             sys.exit(refusal(cause))
     torch.set_num_threads(1)
-    table = dict[str, dict[str, object]]()
+    table: dict[str, dict[str, Any]] = kept_rows(about.out, about.seconds)
 
     def keep(figures: dict[str, object]) -> None:
         table[str(figures["row"])] = figures
@@ -293,7 +381,8 @@ def main(about: argparse.Namespace) -> None:
     for text in about.rows.split(","):
         row = row_of(text, about.first)
         runs = {name: ours(name, row) for name in about.attacks.split(",")}
-        compared(row, runs | {f"breaching {name}": theirs(name, row, breaching) for name in peers}, about, keep)
+        runs |= {f"breaching {name}": theirs(name, row, breaching) for name in peers}
+        compared(row, runs, about, keep, table.get(text))
 
 
 def refusal(cause: ImportError) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -319,3 +320,15 @@ def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
     """
     simulated = tree_map(lambda t: t.detach(), evidence.simulate(x.double(), y.double()))
     return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))
+
+
+def misfit(evidence: Evidence, x: Tensor, y: Tensor, data_range: tuple[float, float]) -> float:
+    """Return how badly a guess x [U, B, *shape], y [U, B, C] explains an exact observation; inf if it is not finite.
+
+    For comparing answers of several attacks without the truth: the squared mean over tensors of the root of 1 - cosine,
+    0 to 2, of images clipped to the data range. Each tensor counts alike, or the examples with the largest gradients
+    decide; what a search hides outside the range explains nothing.
+    """
+    low, high = data_range
+    value = at_truth(replace(evidence, measure="tensors", floor=0.0), x.clamp(low, high), y)
+    return value if math.isfinite(value) else math.inf

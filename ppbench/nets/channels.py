@@ -498,3 +498,26 @@ def _called(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int
 def channels_of(spec: NetSpec, norms: Norms = "refuse") -> Channels:
     """Return `traced_channels` of the network of `spec`, made once per process."""
     return traced_channels(build(spec), norms)
+
+
+# -- Networks whose gradient jumps, which searches by second derivatives take for smooth --
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Threshold)
+"""Activations whose slope jumps, and with it the gradient that L-BFGS takes for smooth."""
+KINKS = {F.relu, F.relu_, F.relu6, F.leaky_relu, F.hardtanh, F.threshold, torch.relu, torch.relu_, "relu", "relu_"}
+"""The same as functions, and by their names as methods of a tensor."""
+
+
+def has_kinks(net: Net) -> bool:
+    """Return whether a network convolves and has kinked activations, as layers or as functions that fx can see."""
+    layers = list(net.module.modules())
+    if not any(isinstance(layer, CONVOLUTIONS) for layer in layers):
+        return False
+    if any(isinstance(layer, KINKED) for layer in layers):
+        return True
+    try:
+        graph = traced_features(net).graph
+    except UsageError:  # fx cannot trace it
+        return False
+    return any(node.op in ("call_function", "call_method") and node.target in KINKS for node in graph.nodes)

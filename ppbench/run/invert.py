@@ -7,6 +7,7 @@ victim at initial weights, bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -24,11 +25,12 @@ from ppbench.base.registry import find, plugins
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, finite, moved
 from ppbench.federation.engine import Federation
-from ppbench.federation.evidence import at_truth
+from ppbench.federation.evidence import at_truth, misfit
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Model, Slot, Update, Wire
+from ppbench.nets.channels import has_kinks
 from ppbench.nets.model_object import explaining_failures, held_network, unwrapped
 from ppbench.nets.net import NetSpec
 from ppbench.questions.base import question_of
@@ -45,8 +47,12 @@ THREAT = HONEST_SERVER
 VICTIM = Slot(0, 0)
 MAX_BATCH = 100_000
 """Most examples in a batch."""
-FIRST, SEARCH = "closed_form", "dlg"
-"""Attacks of the default: the second where the first is not exact."""
+EXACT = ("closed_form", "peel", "spear", "spear_features")
+"""Attacks of the default that are tried first: they compute layers one by one."""
+SEARCH, KINKED_SEARCH, BY_FEATURES = "dlg", "ig", "feature_inversion"
+"""Searches of the default: on smooth networks, on convolutions with kinks, and beside them by the head's features."""
+SOLVED, SOLVED_WITH_KINKS = 1e-10, 1e-4
+"""Misfit up to which an answer needs no search; with kinks a search leaves 1e-3 of good ones (docs/benchmarks.md)."""
 STEP_OPTIONS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
 """Options that describe the local steps behind a change of weights."""
 HOW = '{"lr": 0.1, "local_epochs": 2, "batch_size": 4}'
@@ -81,7 +87,8 @@ def invert(
         shape: of one input, without the batch, as (3, 32, 32).
         labels: the batch's classes [B], if the attacker knows them.
         attack: a reconstruction attack: its name in `ppbench list attacks`, or an object of `load_attack`. By default
-            linear systems (`closed_form`), and a search (`dlg`) where these are not exact; see `Inverted.attack`.
+            what computes layers one by one, and where that solves nothing, the searches that suit the network; of
+            several answers the one that explains the gradient best (`misfit`); see `Inverted.attack`.
         batch: examples in the batch; by default as many as `labels`, else 1.
         seed: of the attack's draws: one seed, one result.
         device: where it is computed, as torch names it; by default where the gradient lies.
@@ -108,10 +115,14 @@ def invert(
     place = next(iter(seen.values())).device if device is None else _device(device)
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(int_between("seed", seed, 0, 2**63 - 1))
-    chosen = _chosen(SEARCH if attack is None else attack, parameters, view, question.challenge)
+    searches = _searches(plan, question.batch, bool(parameters)) if attack is None else (attack,)
+    chosen = _chosen(searches[0], parameters, view, question.challenge)
     with guard("attacks", chosen.name), explaining_failures(network):
         _check_usable(chosen, view, question.challenge)
-        chosen, guess = _first_exact(chosen, view, question.challenge, seeds, attack is None)
+        if attack is None:
+            chosen, guess = _best_answer([chosen, *map(make_attack, searches[1:])], view, question.challenge, seeds)
+        else:
+            guess = _answer(chosen, view, question.challenge, seeds)
         answer = _result(chosen, view, guess, scale)
         control = _planted(chosen, plan, start, question.challenge, answer, seeds) if planted else None
         return replace(answer, planted=control, unexplained=fitted is None, training=_steps(plan))
@@ -137,16 +148,34 @@ def view_of(plan: Plan, params: Params, gradient: Params) -> View:
     return View(THREAT, SERVER, plan, make_defense("none"), tuple(wire.mail), ())
 
 
-def _first_exact(
-    search: Attack, view: View, challenge: Challenge, seeds: Seeds, by_default: bool
-) -> tuple[Attack, Guess]:
-    """Return the attack that answers, with its guess: linear systems if they are exact and none was named."""
-    first = make_attack(FIRST)
-    if by_default and not _obstacle(first, view, challenge):
-        guess = _answer(first, view, challenge, seeds)
-        if guess.is_exact:
-            return first, guess
-    return search, _answer(search, view, challenge, seeds)
+def _searches(plan: Plan, batch: int, single: bool) -> tuple[str, ...]:
+    """Return the searches of the default; `single`: the first alone, because the user set its parameters."""
+    if plan.local.upload != "gradient":
+        return (SEARCH,)
+    kinks = has_kinks(plan.net)
+    first = KINKED_SEARCH if kinks else SEARCH
+    return (first,) if single or not (kinks or batch > 1) else (first, BY_FEATURES)
+
+
+def _best_answer(searches: Sequence[Attack], view: View, challenge: Challenge, seeds: Seeds) -> tuple[Attack, Guess]:
+    """Return the attack and the guess that explain the gradient best; no search where layers could be computed."""
+    answers, solved = list[tuple[Attack, Guess]](), SOLVED_WITH_KINKS if has_kinks(view.plan.net) else SOLVED
+    for attack in (*map(make_attack, EXACT), *searches):
+        if not _obstacle(attack, view, challenge):
+            guess = _answer(attack, view, challenge, seeds)
+            answers.append((attack, guess))
+            if attack.name in EXACT and (guess.is_exact or _misfit(view, guess) <= solved):
+                return attack, guess
+    return min(answers, key=lambda answer: _misfit(view, answer[1]))
+
+
+def _misfit(view: View, guess: Guess) -> float:
+    """Return how badly a guess explains a gradient, inf without inputs or labels."""
+    if guess.x is None or guess.y is None or view.plan.local.upload != "gradient":
+        return math.inf
+    (evidence,) = view.defense.evidence(view)
+    y = one_hot(guess.y, view.plan.spec.classes)[None]
+    return misfit(evidence, guess.x[None].to(evidence.device), y.to(evidence.device), view.plan.data_range)
 
 
 def _answer(attack: Attack, view: View, challenge: Challenge, seeds: Seeds) -> Guess:
@@ -270,7 +299,14 @@ def _obstacle(attack: Attack, view: View, challenge: Challenge) -> str:
         return f"simulates several local steps; give training={HOW} and start minus end of the weights, or take 'dlg'"
     if not gradient and "local" not in attack.probes:
         return "reads one gradient, not several steps; leave out training=, or take 'fedavg_inversion'"
-    return "" if readable(attack, view, [challenge]) else f"reads more than one gradient; {instead}"
+    if attack.replays:
+        where = (
+            "only a federation has its state: there, give it what `ppbench.probe` returns; here its search is 'idlg'"
+        )
+        return f"runs the server's own code again, and {where}"
+    if attack.probe_rounds > 1:
+        return f"needs gradients of {attack.probe_rounds} rounds of one batch; {instead}"
+    return "" if readable(attack, view, [challenge]) else f"has no use for a gradient alone; {instead}"
 
 
 @dataclass(frozen=True)

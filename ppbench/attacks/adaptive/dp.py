@@ -14,16 +14,20 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
+from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.starts import Starts, usable
+from ppbench.base.tree import finite
 from ppbench.defenses.ppdl import PPDL
 from ppbench.federation.bounds import NonNegative, NonNegativeInt, PositiveInt
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Layout, Noise
+from ppbench.federation.plan import Layout, Noise, Plan
 from ppbench.federation.view import View
 from ppbench.metrics.modality import modality_in
+from ppbench.nets.channels import has_kinks
 
+PLAIN_SHARE = 0.75  # of the budget, for `ig` where it gives the first start
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
 RESCALINGS = 2  # of a clipped gradient, after a guess from a grey image
 CERTAIN_LOGIT = 100.0  # logit of a label whose softmax is 1 in float64
@@ -35,10 +39,11 @@ class AdaptiveDP(Attack):
 
     Gaussian noise gives a squared distance over 2 std^2; Laplace noise an absolute one, by reweighting squares with
     1 / |residual|. Where gradients are clipped the attacker also searches the factor by which this shrank the
-    gradient: the one at which the simulated gradient has the bound's norm.
+    gradient: the one at which the simulated gradient has the bound's norm. On convolutions with kinked activations
+    L-BFGS does not get from a grey image to the maximum: there the first start is the answer of `ig`.
 
     Attributes:
-        budget: gradient evaluations per victim, over all restarts and reweightings.
+        budget: gradient evaluations per victim, over all restarts and reweightings; `ig` gets three quarters.
         restarts: further starts, if there is noise; the best posterior counts.
         roughness: typical magnitude of an image's gradient, in units of the data range.
         box: weight of leaving the data range, relative to the likelihood of one unit of noise.
@@ -50,7 +55,7 @@ class AdaptiveDP(Attack):
     box: NonNegative = 100.0
 
     name: ClassVar[str] = "adaptive_dp"
-    version: ClassVar[str] = "4"
+    version: ClassVar[str] = "5"
     kind: ClassVar[Kind] = "reconstruction"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"dp", "dp_sgd"})
@@ -93,18 +98,30 @@ class AdaptiveDP(Attack):
             if evidence is not None and usable(evidence):
                 start = Starts(images.to(evidence.device), logits.to(evidence.device), joint=True)
                 by_count.setdefault(count, []).append((place, evidence, start))
+        plain, left = self._plain_guesses(known, plan, challenges, generator)
         for victims in by_count.values():
             places, evidences, starts = zip(*victims, strict=True)
-            for place, guess in zip(places, self._best(view, evidences, starts), strict=True):
-                guesses[place] = guess
+            starts = tuple(_begun_at(start, plain.get(i)) for i, start in zip(places, starts, strict=True))
+            for place, guess in zip(places, self._best(view, evidences, starts, left), strict=True):
+                spent = plain[place].evaluations if place in plain else 0
+                guesses[place] = replace(guess, evaluations=guess.evaluations + spent)
         return guesses
 
-    def _best(self, view: View, evidence: Sequence[Evidence], starts: Sequence[Starts]) -> list[Guess]:
-        """Return for each victim the best of its restarts by the posterior."""
+    def _plain_guesses(
+        self, known: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> tuple[dict[int, Guess], int]:
+        """Return the answers of `ig` by place where L-BFGS is worse, and the evaluations that are left."""
+        share = int(PLAIN_SHARE * self.budget)
+        if not share or not has_kinks(plan.net):
+            return {}, self.budget
+        return dict(enumerate(IG(budget=share).answer(known, plan, challenges, generator))), self.budget - share
+
+    def _best(self, view: View, evidence: Sequence[Evidence], starts: Sequence[Starts], budget: int) -> list[Guess]:
+        """Return for each victim the best of its restarts, which share the budget, by the posterior."""
         tries = len(starts[0].x)
         repeated = [e for e in evidence for _ in range(tries)]
         start = Starts(torch.cat([s.x for s in starts]), torch.cat([s.y for s in starts]), joint=True)
-        matches = self._search(view, repeated, start, self.budget // tries)
+        matches = self._search(view, repeated, start, budget // tries)
         score = torch.nan_to_num(matches.mismatch, nan=torch.inf).view(-1, tries)
         spent, guesses = matches.evaluations.view(-1, tries).sum(1), []
         for victim, choice in enumerate(score.argmin(1).tolist()):
@@ -145,6 +162,18 @@ class AdaptiveDP(Attack):
         return match_gradients(
             evidence, start, view.plan, budget=budgets, stop=stops, unit=unit, prior=prior, settings=LBFGSSettings()
         )
+
+
+def _begun_at(start: Starts, guess: Guess | None) -> Starts:
+    """Return the starts [tries, ...] of a victim, the first of them at a guess, with its labels as certain ones."""
+    if guess is None or guess.x is None or guess.y is None or not finite(guess.x):
+        return start
+    labels = CERTAIN_LOGIT * one_hot(guess.y, start.y.shape[-1])
+    return replace(
+        start,
+        x=torch.cat([guess.x[None].to(start.x), start.x[1:]]),
+        y=torch.cat([labels[None].to(start.y), start.y[1:]]),
+    )
 
 
 def scaled_evidence(evidence: Evidence, factor: float) -> Evidence:
@@ -206,7 +235,7 @@ class AdaptivePPDL(AdaptiveDP):
     """
 
     name: ClassVar[str] = "adaptive_ppdl"
-    version: ClassVar[str] = "4"
+    version: ClassVar[str] = "5"
     targets: ClassVar[frozenset[str] | None] = frozenset({"ppdl"})
     reference: ClassVar[str] = "this project; gradient matching of Zhu, Liu and Han 2019 with a mask"
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge, Guess
@@ -21,12 +20,11 @@ from ppbench.attacks.reconstruction.analytic import AnalyticInversion, first_lay
 from ppbench.attacks.reconstruction.closed_form import ClosedForm
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import Surrogates, surrogates
 from ppbench.federation.evidence import Evidence, Simulate, at_truth
 from ppbench.federation.plan import Batch, Plan
-from ppbench.nets.channels import traced_features
+from ppbench.nets.channels import has_kinks
 from ppbench.nets.net import Net
 
 CONFIDENT = 1e-3
@@ -35,11 +33,6 @@ RESTARTS = 6
 """Restarts of a search that ends above `CONFIDENT`: ReLU networks have local minima. On two examples and an MLP 64-64,
 one start recovers half of the images, seven starts seven of eight."""
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Threshold)
-"""Activations whose slope jumps, and with it the gradient that L-BFGS takes for smooth."""
-KINKS = {F.relu, F.relu_, F.relu6, F.leaky_relu, F.hardtanh, F.threshold, torch.relu, torch.relu_, "relu", "relu_"}
-"""The same as functions, and by their names as methods of a tensor."""
 TRIAL_DIVISOR = 12
 """The budget of each trial search is 1 / `TRIAL_DIVISOR` of the whole: 150 of 1,800; L-BFGS stalls after some 200."""
 PRIORS = (1.0, 0.1)
@@ -64,7 +57,7 @@ def fittest_guesses(
     does better there.
     """
     share = search.budget // TRIAL_DIVISOR
-    if plan.spec.classes == 1 or share < 2 or not _kinked(plan.net):
+    if plan.spec.classes == 1 or share < 2 or not has_kinks(plan.net):
         return search.answer(evidence, plan, challenges, generator)
     candidates: list[DLG | IG] = [search, *(IG(start=search.start, tv=tv) for tv in PRIORS)]
     seeds = torch.randint(2**62, (2 * len(candidates),), generator=generator).tolist()
@@ -133,20 +126,6 @@ def _by_angle(
         Guess(a.x, a.y, confidence=angle, evaluations=a.evaluations + 1)
         for a, angle in zip(answers, angles, strict=True)
     ]
-
-
-def _kinked(net: Net) -> bool:
-    """Return whether a network convolves and has kinked activations, as layers or as functions that fx can see."""
-    layers = list(net.module.modules())
-    if not any(isinstance(layer, CONVOLUTIONS) for layer in layers):
-        return False
-    if any(isinstance(layer, KINKED) for layer in layers):
-        return True
-    try:
-        graph = traced_features(net).graph
-    except UsageError:  # fx cannot trace it
-        return False
-    return any(node.op in ("call_function", "call_method") and node.target in KINKS for node in graph.nodes)
 
 
 def _angle(evidence: Evidence | None, guess: Guess, plan: Plan) -> float | None:

@@ -2,7 +2,8 @@
 
 Minimize -log p(observed | simulated) - log p(x) by Adam: sum (o - g)^2 / 2 s^2 under Gaussian noise of deviation s,
 sum sqrt(2) |o - g| / s under Laplace noise, and a Laplace prior on the image's gradient. Entries that a message visibly
-lacks have weight 0. Without a noise law it is plain gradient matching.
+lacks have weight 0. Without a noise law it is plain gradient matching. Clipped gradients, whose scale is unknown, are
+compared by the cosine: the likelihood at the best scale.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Likelihood(Inversion):
     """
 
     name: ClassVar[str] = "likelihood"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Balunovic et al., Bayesian Framework for Gradient Leakage, ICLR 2022"
 
@@ -69,19 +70,21 @@ class Likelihood(Inversion):
             noise = e.noise or (None if law is None else scaled_law(law, 1 / (divisor * math.sqrt(len(e.unit)))))
             if isinstance(view.defense, Supports) and len(e.unit) == 1 and e.unit[0] in sent and e.weight is None:
                 e = replace(e, weight=view.defense.support(sent[e.unit[0]], e.observed))
-            weighted.append(replace(e, noise=noise))
+            clipped = view.defense.clipping(view.plan) is not None and e.measure == "squares"
+            weighted.append(replace(e, noise=noise, measure="cosine" if clipped else e.measure))
         return weighted
 
     def matched(self, evidence: Evidence) -> Evidence:
-        """Return `evidence` compared by its negative log-likelihood; without a law, or a scale, as it is."""
-        noise = evidence.noise
-        if noise is None or evidence.measure != "squares":
+        """Return `evidence` compared by its negative log-likelihood, at the best scale if it has none."""
+        noise, scaled = evidence.noise, evidence.measure == "squares"
+        if noise is None or not (scaled or evidence.measure == "cosine"):
             return evidence
+        absolute = noise.law == "laplace" and scaled
         weight = {}
         for name, std in deviations(evidence, noise).items():
             own = torch.ones((), device=evidence.device) if evidence.weight is None else evidence.weight[name]
-            weight[name] = own * (math.sqrt(2) / std if noise.law == "laplace" else 0.5 / std**2)
-        return replace(evidence, weight=weight, measure="absolute" if noise.law == "laplace" else "squares")
+            weight[name] = own * (math.sqrt(2) / std if absolute else 0.5 / std**2)
+        return replace(evidence, weight=weight, measure="absolute" if absolute else evidence.measure)
 
     def unit(self, evidences: Sequence[Evidence]) -> Tensor:
         """Return the expected negative log-likelihood at the truth [V], up to constants; see `Inversion.unit`."""

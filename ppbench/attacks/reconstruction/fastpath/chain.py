@@ -7,11 +7,13 @@ R-operator (Pearlmutter 1994) give it: about four passes, for many victims in on
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +41,11 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     leaky_relu,
     max_pool,
 )
+from ppbench.attacks.reconstruction.walk import Call, walk
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import EXPLAINED_FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan
+from ppbench.nets.classifier import UserNetwork
 
 # -- A function of tensors run from a trace: the same operations in the same order, and no Python between them --
 # Four passes through a chain are some five hundred small operations. Calling them from Python takes a quarter of an
@@ -158,18 +162,33 @@ OUTPUTS = {
 }
 
 
+CALLED: dict[str, type[nn.Module]] = {
+    "conv2d": nn.Conv2d,
+    "linear": nn.Linear,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "max_pool2d": nn.MaxPool2d,
+    "avg_pool2d": nn.AvgPool2d,
+}
+"""Layers by the function that they call."""
+
+
 def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[ChainStep] | None:
     """Return the network's layers with `params` in `dtype`, or None if one of them, or the loss, has no fast form.
 
-    Supported are sequences of Conv2d (groups 1, dilation 1, zero padding), Linear, Sigmoid, Tanh, ReLU, LeakyReLU,
-    AvgPool2d, MaxPool2d and Flatten, all of whose parameters are trained.
+    Supported are sequences, nested or written out in a forward pass, of Conv2d (groups 1, dilation 1, zero padding),
+    Linear, Sigmoid, Tanh, ReLU, LeakyReLU, AvgPool2d, MaxPool2d and Flatten, all of whose parameters are trained.
     """
-    layers = plan.net.module.layers
-    if layers is None or plan.loss not in OUTPUTS or plan.net.frozen_parameters:
+    if plan.loss not in OUTPUTS or plan.net.frozen_parameters:
+        return None
+    layers = _sequence(plan, params)
+    if layers is None:
         return None
     steps: list[ChainStep] = []
     shape, known = plan.spec.shape, {name: value.detach().to(dtype) for name, value in params.items()}
-    for key, module in [*((f"features.{k}", m) for k, m in layers.named_children()), ("head", plan.net.module.head)]:
+    for key, module in layers:
         first = not any(isinstance(step, Affine) for step in steps)
         step = _step(key, module, known, first, shape)
         if step is None or (first and isinstance(step, Activation)):
@@ -177,6 +196,81 @@ def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[ChainS
         steps.append(step)
         shape = tuple(module.to("meta")(torch.empty(1, *shape, device="meta")).shape[1:])
     return steps
+
+
+NamedLayer = tuple[str, nn.Module]
+"""A layer, and the prefix of its parameters."""
+
+
+def _sequence(plan: Plan, params: Params) -> list[NamedLayer] | None:
+    """Return the layers that a network applies one after another, the head last; None if it does something else."""
+    if plan.net.module.layers is None:
+        return _called_layers(plan, params) if isinstance(plan.net.module, UserNetwork) else None
+    return [*_flat_layers("features", plan.net.module.layers), ("head", plan.net.module.head)]
+
+
+def _flat_layers(prefix: str, layers: nn.Sequential) -> Iterator[NamedLayer]:
+    """Yield the layers of a sequence, those of plain sequences in it one by one."""
+    for name, layer in layers.named_children():
+        if type(layer) is nn.Sequential:
+            yield from _flat_layers(f"{prefix}.{name}", layer)
+        else:
+            yield f"{prefix}.{name}", layer
+
+
+def _called_layers(plan: Plan, params: Params) -> list[NamedLayer] | None:
+    """Return layers that do what the calls of a user's forward pass do; None if that is no sequence of known calls.
+
+    A layer that draws, which a walk passes over (dropout), is refused before any attack on a user's network.
+    """
+    if plan.net.mixes or plan.net.pixelwise:
+        return None
+    layers, shape, used = list[NamedLayer](), plan.spec.shape, list[str]()
+    for call in walk(plan, params):
+        if len(shape) == 3 and call.inputs == (math.prod(shape),):
+            layers.append(("", nn.Flatten()))
+        elif call.inputs != shape:
+            return None
+        layer = _layer_of(call, params)
+        if layer is None:
+            return None
+        layers.append(layer)
+        used += call.parameters.values()
+        shape = call.outputs
+    whole = bool(layers) and layers[-1][0] == "head" and sorted(used) == sorted(params)
+    return layers if whole and _agree(layers, plan, params) else None
+
+
+def _layer_of(call: Call, params: Params) -> NamedLayer | None:
+    """Return the layer, without weights, that does what a call does; None for a call or a setting without one."""
+    if call.name not in CALLED or call.is_frozen("weight") or call.is_frozen("bias"):
+        return None
+    passed_over = ("weight", "bias", "inplace", "return_indices")
+    settings: dict[str, Any] = {key: value for key, value in call.arguments.items() if key not in passed_over}
+    kind: Callable[..., nn.Module] = CALLED[call.name]
+    try:
+        if call.name not in ("conv2d", "linear"):
+            return "", kind(**settings)
+        name, bias = call.parameters["weight"], call.parameters.get("bias")
+        key, shape = name.removesuffix(".weight"), params[name].shape
+        if name != f"{key}.weight" or bias not in (None, f"{key}.bias"):
+            return None
+        widths = shape[1] * settings.get("groups", 1), shape[0], *([tuple(shape[2:])] if len(shape) > 2 else [])
+        return key, kind(*widths, **settings, bias=bias is not None, device="meta")
+    except (KeyError, TypeError, ValueError):  # arguments that no layer has
+        return None
+
+
+def _agree(layers: Sequence[NamedLayer], plan: Plan, params: Params) -> bool:
+    """Return whether layers answer as the network does on noise: a forward pass may branch on what it is given."""
+    low, high = plan.data_range
+    noise = torch.rand(1, *plan.spec.shape, generator=torch.Generator().manual_seed(0))
+    out = x = (low + (high - low) * noise).to(next(iter(params.values())))
+    with torch.no_grad():
+        for key, layer in layers:
+            own = {end: params[f"{key}.{end}"] for end in ("weight", "bias") if f"{key}.{end}" in params}
+            out = torch.func.functional_call(layer, own, (out,))
+        return torch.allclose(out, plan.net(params, x), rtol=1e-4, atol=1e-5)
 
 
 def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple[int, ...]) -> ChainStep | None:
