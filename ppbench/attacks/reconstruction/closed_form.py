@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import FirstLayer, guessed_labels, mean_image
+from ppbench.attacks.reconstruction.batches import rebuilt_batch
 from ppbench.attacks.reconstruction.linear_systems import Prior, Solution
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.attacks.reconstruction.spear import batch_mismatch
@@ -97,8 +98,10 @@ def _suits(plan: Plan) -> bool:
 def _guess(victim: PosedVictim) -> Guess:
     start, labels, evidence = victim.image("grey"), guessed_labels(victim), victim.evidence
     blind = Guess(x=start, y=labels, evaluations=1)
-    if evidence is None or evidence.params is None or victim.size[0] > 1 or not _suits(victim.plan):
+    if evidence is None or evidence.params is None or not _suits(victim.plan):
         return blind
+    if victim.size[0] > 1:
+        return _batch_guess(victim, evidence, labels) or blind
     rebuilt = rebuilt_input(evidence, victim.plan)
     if rebuilt is None or not bool(rebuilt.image.isfinite().all()):
         return blind
@@ -108,6 +111,29 @@ def _guess(victim: PosedVictim) -> Guess:
     if rebuilt.secret:
         mismatch = max(layer.residual for layer in rebuilt.layers) ** 2
     return Guess(x=image, y=labels, confidence=mismatch, evaluations=2, layers=rebuilt.layers)
+
+
+def _batch_guess(victim: PosedVictim, evidence: Evidence, labels: Tensor) -> Guess | None:
+    """Return the guess of a batch with likely `labels`; None if its examples were not separated."""
+    plan, params = victim.plan, evidence.params or {}
+    chain = stages_of(plan, params)
+    if chain is None:
+        return None
+
+    def problem(stage: ConvolutionStage, known: KnownMaps) -> StageProblem:
+        prior = _image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
+        return _problem(stage, params, evidence, known.shaped(len(params[stage.weight])), prior)
+
+    try:
+        with np.errstate(all="ignore"):
+            batch = rebuilt_batch(chain, evidence, plan, labels, problem, victim.generator)
+    except (np.linalg.LinAlgError, torch.linalg.LinAlgError):
+        return None
+    if batch is None or not bool(batch.images.isfinite().all()):
+        return None
+    image = batch.images.clamp(*plan.data_range).float()
+    mismatch = batch.layers[-1].residual ** 2
+    return Guess(x=image, y=batch.labels, confidence=mismatch, evaluations=batch.evaluations, layers=batch.layers)
 
 
 def rebuilt_input(evidence: Evidence, plan: Plan) -> Rebuilt | None:
