@@ -20,6 +20,7 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 from torch.func import grad, jacfwd, vmap
+from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import SolvedLayer
 from ppbench.attacks.reconstruction.features import recover_features
@@ -44,6 +45,8 @@ SEPARATED = 1e-7
 """Squared misfit of separated examples: 1e-9 at the truth, 1e-3 elsewhere."""
 RESTARTS = 8
 """Restarts of the search for the features of an untrained network."""
+SURE = 1e-12
+"""Mismatch of the head up to which features of an untrained network are right, if not precise where they are alike."""
 STARTS, ROUNDS = 64, 12
 """Draws of corners that are improved at once, and how often, at most."""
 TURNS = 60
@@ -80,7 +83,7 @@ class HeadGradient:
         """Return the examples of a mixture [B, B], whose rows give [F, 1] up to factors."""
         known = mix @ self.right
         scale = known[:, -1:]
-        cotangents = scale * (torch.linalg.inv(mix).T * self.size) @ self.left.T
+        cotangents = scale * (torch.linalg.inv_ex(mix)[0].T * self.size) @ self.left.T
         return Examples(known[:, :-1] / scale, cotangents, float("nan"))
 
     def misfit(self, mix: Tensor, labels: Tensor) -> Tensor:
@@ -153,18 +156,21 @@ def separated(
     if not count < len(bias) or not bool(gradient.isfinite().all()):
         return None
     left, size, right = torch.linalg.svd(gradient, full_matrices=False)
-    if not float(size[count]) <= RANK_GAP * float(size[0]) or not float(size[count - 1]) > 10 * float(size[count]):
+    if not float(size[count]) <= RANK_GAP * float(size[0]):
         return None
     head = HeadGradient(left[:, :count], size[:count], right[:count], weight, bias)
-    likely = recover_features(params, seen[0], seen[1], labels, generator, restarts=RESTARTS).value.cpu()
-    first = (torch.cat([likely, likely.new_ones(count, 1)], 1) @ head.right.T)[None]
+    likely = recover_features(params, seen[0], seen[1], labels, generator, restarts=RESTARTS)
+    features, spread = likely.value.cpu(), float(size[0] / size[count - 1].clamp(min=1e-300))
+    outputs = (features @ weight.T + bias).softmax(-1) - one_hot(labels.cpu(), len(bias))
+    plain = Examples(features, outputs / count, spread)
+    first = torch.cat([features, features.new_ones(count, 1)], 1) @ head.right.T
     draws = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
-    corners = iter(()) if ends is None else head.corners(*ends, draws)
-    for mix in chain([first], corners):
+    corners = iter(()) if ends is None or likely.residual <= SURE else head.corners(*ends, draws)
+    for mix in chain([first[None]], corners):
         best, misfit = head.improved(mix)
         if misfit < SEPARATED:
-            return replace(head.examples(best), spread=float(size[0] / size[count - 1]))
-    return None
+            return replace(head.examples(best), spread=spread)
+    return plain if likely.exact else None
 
 
 # -- Images of all examples by linear systems, stage by stage --
