@@ -1,6 +1,6 @@
 """Batches read off one gradient: examples separated at the head, images by linear systems, then Gauss and Newton.
 
-With cross-entropy the gradient of the head [C, D + 1] (bias as last column) is A^T [F, 1], of rank B < C: features F and
+With cross-entropy the gradient of the head [C, D + 1] (last column: bias) is A^T [F, 1], of rank B < C: features F and
 cotangents A of the logits are known up to a B x B mixture. Rows of A are softmax(logits of F) - onehot, which fixes the
 mixture. Going down, the inputs of all examples solve linear systems that share the weights' gradient. Their errors
 grow where examples are alike or hardly contribute, so the images and all cotangents are at last corrected together by
@@ -10,10 +10,9 @@ the whole gradient. There no loss enters: cotangents are unknowns, as float32 ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
 import torch
@@ -47,13 +46,15 @@ RESTARTS = 8
 """Restarts of the search for the features of an untrained network."""
 SURE = 1e-12
 """Mismatch of the head up to which features of an untrained network are right, if not precise where they are alike."""
-STARTS, ROUNDS = 64, 12
-"""Draws of corners that are improved at once, and how often, at most."""
+KEPT, ROUNDS = 8, 8
+"""Mixtures that are kept as the gradient's part grows, and how often it is grown anew, at most."""
+SLACK, ALIKE = 0.1, 0.02
+"""How far features may lie beyond their range, and relative difference of misfits of one mixture."""
 TURNS = 60
 """Steps of an improvement, at most."""
 FAINT = 0.1
 """Weight of an example's size, which rounding spoils first."""
-JITTER = 0.02
+JITTER = 0.01
 """Relative distance of starts from corners."""
 
 
@@ -71,13 +72,17 @@ class Examples:
 
 @dataclass(frozen=True)
 class HeadGradient:
-    """The head's gradient [C, D + 1] as left [C, B] diag(size) right [B, D + 1], and its weights [C, D] and [C]."""
+    """The head's gradient [C, D + 1] as left [C, k] diag(size) right [k, D + 1], and its weights [C, D] and [C].
+
+    k is the number of examples that are looked for, of a batch of `batch`.
+    """
 
     left: Tensor
     size: Tensor
     right: Tensor
     weight: Tensor
     bias: Tensor
+    batch: int
 
     def examples(self, mix: Tensor) -> Examples:
         """Return the examples of a mixture [B, B], whose rows give [F, 1] up to factors."""
@@ -94,7 +99,7 @@ class HeadGradient:
         total = others.sum(1).abs().clamp(min=1e-300)
         away = torch.logsumexp(torch.where(own, -torch.inf, logits), 1)
         shares = torch.where(own, 0.0, (logits - away[:, None]).exp())
-        size = (total * len(mix)).log() - (away - torch.logsumexp(logits, 1))
+        size = (total * self.batch).log() - (away - torch.logsumexp(logits, 1))
         scale = (mix @ self.right)[:, -1] - 1  # a row's factor means nothing
         return torch.cat([(others / total[:, None] - shares).flatten(), FAINT * torch.asinh(size), FAINT * scale])
 
@@ -102,8 +107,8 @@ class HeadGradient:
         """Return the classes [S, B] whose cotangents are least, for mixtures [S, B, B]."""
         return vmap(lambda one: self.examples(one).cotangents)(mix).argmin(2)
 
-    def improved(self, mix: Tensor) -> tuple[Tensor, float]:
-        """Return the best mixture [B, B] that Levenberg and Marquardt's steps reach from [S, B, B], and its misfit."""
+    def improved(self, mix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mixtures [S, B, B] by Levenberg and Marquardt's steps, best first, and their misfits [S]."""
         count, values, slopes = mix.shape[1] ** 2, vmap(self.misfit), vmap(jacfwd(self.misfit))
         damping, labels = mix.new_full((len(mix),), 1e-2), self.labels(mix)
         r = values(mix, labels)
@@ -123,24 +128,44 @@ class HeadGradient:
             damping = torch.where(better, 0.3 * damping, 5 * damping).clamp(1e-12, 1e8)
             if float(loss.min()) < 0.01 * SEPARATED:
                 break
-        best = int(loss.argmin())
-        return mix[best], float(loss[best])
+        order = loss.argsort(stable=True)
+        return mix[order], loss[order]
 
-    def corners(self, low: float, high: float, draws: np.random.Generator) -> Iterator[Tensor]:
-        """Yield `STARTS` mixtures [S, B, B] again and again, of corners of the features between two bounds."""
-        right, count = self.right.numpy(), len(self.right)
+    def rows(self, ends: tuple[float, float], draws: np.random.Generator) -> Floats:
+        """Return rows [R, k] of mixtures: of the features of each class, and of corners of what `ends` allow."""
+        right, (low, high) = self.right.numpy(), ends
+        slack = SLACK * (high - low)
         sides = np.concatenate([right[:, :-1].T, -right[:, :-1].T])
-        bounds = np.repeat([high, -low], right.shape[1] - 1)
-        for _ in range(ROUNDS):
-            ends = [
-                linprog(way, sides, bounds, right[:, -1][None], [1.0], (None, None))
-                for way in draws.standard_normal((count * count, count))
-            ]
-            rows = np.array([end.x for end in ends if end.status == 0])
-            if len(rows) < count:
-                return
-            mix = np.stack([rows[draws.choice(len(rows), count, replace=False)] for _ in range(STARTS)])
-            yield torch.from_numpy(mix + JITTER * mix.std() * draws.standard_normal(mix.shape))
+        bounds = np.repeat([high + slack, slack - low], right.shape[1] - 1)
+        found = [
+            linprog(way, sides, bounds, right[:, -1][None], [1.0], (None, None))
+            for way in draws.standard_normal((KEPT * KEPT, len(right)))
+        ]
+        classes = (self.left * self.size).numpy()
+        return np.stack([*(classes / (classes @ right[:, -1:])), *(end.x for end in found if end.status == 0)])
+
+
+def _grown(whole: HeadGradient, ends: tuple[float, float], draws: np.random.Generator) -> tuple[Tensor, float]:
+    """Return a mixture [B, B] and its misfit, with examples found one after another in growing parts of the gradient.
+
+    The leading singular vectors hold nearly the largest examples alone, so each round has one example to hit.
+    """
+    best = [np.zeros((0, 0))]
+    for rank in range(1, len(whole.size) + 1):
+        head = replace(whole, left=whole.left[:, :rank], size=whole.size[:rank], right=whole.right[:rank])
+        rows = head.rows(ends, draws)
+        starts = [
+            np.concatenate([np.pad(one, ((0, 0), (0, 1))), row[None]])
+            for one in best
+            for row in rows[draws.choice(len(rows), min(KEPT if rank > 1 else len(rows), len(rows)), replace=False)]
+        ]
+        mix = torch.from_numpy(np.stack(starts))
+        mix, misfits = head.improved(mix + JITTER * mix.std() * torch.from_numpy(draws.standard_normal(mix.shape)))
+        apart = torch.cat([misfits.new_ones(1, dtype=torch.bool), misfits[1:] > (1 + ALIKE) * misfits[:-1]])
+        best = list(mix[apart & misfits.isfinite()][:KEPT].numpy())
+        if not best:
+            break
+    return mix[0], float(misfits[0])
 
 
 def separated(
@@ -158,18 +183,22 @@ def separated(
     left, size, right = torch.linalg.svd(gradient, full_matrices=False)
     if not float(size[count]) <= RANK_GAP * float(size[0]):
         return None
-    head = HeadGradient(left[:, :count], size[:count], right[:count], weight, bias)
+    head = HeadGradient(left[:, :count], size[:count], right[:count], weight, bias, count)
     likely = recover_features(params, seen[0], seen[1], labels, generator, restarts=RESTARTS)
     features, spread = likely.value.cpu(), float(size[0] / size[count - 1].clamp(min=1e-300))
     outputs = (features @ weight.T + bias).softmax(-1) - one_hot(labels.cpu(), len(bias))
     plain = Examples(features, outputs / count, spread)
     first = torch.cat([features, features.new_ones(count, 1)], 1) @ head.right.T
     draws = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
-    corners = iter(()) if ends is None or likely.residual <= SURE else head.corners(*ends, draws)
-    for mix in chain([first[None]], corners):
-        best, misfit = head.improved(mix)
-        if misfit < SEPARATED:
-            return replace(head.examples(best), spread=spread)
+    best, misfits = head.improved(first[None])
+    mix, misfit = best[0], float(misfits[0])
+    alone = 2 * count <= len(bias)  # an example's own C - 1 - B equations determine its B - 1 numbers
+    for _ in range(ROUNDS if alone and ends is not None and likely.residual > SURE else 0):
+        if ends is None or misfit < SEPARATED:
+            break
+        mix, misfit = _grown(head, ends, draws)
+    if misfit < SEPARATED:
+        return replace(head.examples(mix), spread=spread)
     return plain if likely.exact else None
 
 
@@ -214,7 +243,7 @@ class CoupledSystems:
 
     def residual(self, u: Floats) -> float:
         """Return the relative residual of the weights' gradient."""
-        return float(np.linalg.norm(self.gap(u)) / max(np.linalg.norm(self.parts[0].gradient), 1e-300))
+        return float(np.linalg.norm(self.gap(u))) / max(float(np.linalg.norm(self.parts[0].gradient)), 1e-300)
 
     def _slope(self, u: Floats) -> Floats:
         gap = self.gap(u) * self.seen**2
@@ -250,7 +279,7 @@ def descended(stages: Stages, examples: Examples, head: Tensor, problem: MakePro
         systems = [one.linearized() for one in problems]
         sizes = np.array([np.linalg.norm(system.cotangents) for system in systems])
         doubts = np.array([one.known.doubt for one in problems])
-        doubt = float(np.linalg.norm(doubts * sizes) / max(np.linalg.norm(sizes), 1e-300))
+        doubt = float(np.linalg.norm(doubts * sizes)) / max(float(np.linalg.norm(sizes)), 1e-300)
         precision = problems[0].gradient.precision(doubt)
         coupled = CoupledSystems(systems, np.zeros_like(precision) if secret else precision)
         u, deviations = coupled.solve()
@@ -430,7 +459,10 @@ def rebuilt_batch(
         return None
     whole = WholeGradient(plan, _wide(params), _wide(evidence.observed), len(labels), _pixels(plan), False)
     unknowns = len(labels) * (sum(whole.widths) + params["head.weight"].shape[1])
-    if unknowns * whole.rows > MOST_SLOPES or len(labels) * max(math.prod(s.inputs) for s in stages.stages) > MOST_UNKNOWNS:
+    if (
+        unknowns * whole.rows > MOST_SLOPES
+        or len(labels) * max(math.prod(s.inputs) for s in stages.stages) > MOST_UNKNOWNS
+    ):
         return None
     examples = separated(params, evidence, labels, stages.stages[-1].activation.ends, generator)
     if examples is None:
@@ -445,7 +477,9 @@ def rebuilt_batch(
     unknown = [torch.from_numpy(images), examples.cotangents, *([examples.cotangents @ head] if whole.secret else [])]
     end = corrected(whole, torch.cat([part.flatten() for part in unknown]))
     x, cotangents, _ = whole.parts(end.z)
-    return RebuiltBatch(x.view(-1, *plan.spec.shape), cotangents.argmin(1), _reports(stages, whole, end, examples), end.evaluations)
+    return RebuiltBatch(
+        x.view(-1, *plan.spec.shape), cotangents.argmin(1), _reports(stages, whole, end, examples), end.evaluations
+    )
 
 
 def _wide(tree: Params) -> Params:

@@ -127,7 +127,7 @@ def _batch_guess(victim: PosedVictim, evidence: Evidence, labels: Tensor) -> Gue
     try:
         with np.errstate(all="ignore"):
             batch = rebuilt_batch(chain, evidence, plan, labels, problem, victim.generator)
-    except (np.linalg.LinAlgError, torch.linalg.LinAlgError):
+    except (np.linalg.LinAlgError, RuntimeError):  # torch raises a kind of the latter
         return None
     if batch is None or not bool(batch.images.isfinite().all()):
         return None
