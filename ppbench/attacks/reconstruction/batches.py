@@ -137,16 +137,16 @@ class HeadGradient:
         slack = SLACK * (high - low)
         sides = np.concatenate([right[:, :-1].T, -right[:, :-1].T])
         bounds = np.repeat([high + slack, slack - low], right.shape[1] - 1)
-        found = [
+        corners = [
             linprog(way, sides, bounds, right[:, -1][None], [1.0], (None, None))
             for way in draws.standard_normal((KEPT * KEPT, len(right)))
         ]
         classes = (self.left * self.size).numpy()
-        return np.stack([*(classes / (classes @ right[:, -1:])), *(end.x for end in found if end.status == 0)])
+        return np.stack([*(classes / (classes @ right[:, -1:])), *(end.x for end in corners if end.status == 0)])
 
 
 def _grown(whole: HeadGradient, ends: tuple[float, float], draws: np.random.Generator) -> tuple[Tensor, float]:
-    """Return a mixture [B, B] and its misfit, with examples found one after another in growing parts of the gradient.
+    """Return a mixture [B, B] and its misfit, with examples sought one after another in growing parts of the gradient.
 
     The leading singular vectors hold nearly the largest examples alone, so each round has one example to hit.
     """
@@ -378,8 +378,8 @@ class WholeGradient:
             return self._one(x, a, w if self.secret else a @ self.params["head.weight"])
 
         kinds = (0, 1, 2) if self.secret else (0, 1)
-        found = vmap(jacfwd(one, argnums=kinds))(*self.parts(z))
-        return torch.cat([part.movedim(0, 1).flatten(1) for part in found], 1)
+        slopes = vmap(jacfwd(one, argnums=kinds))(*self.parts(z))
+        return torch.cat([part.movedim(0, 1).flatten(1) for part in slopes], 1)
 
     def off(self, z: Tensor) -> Tensor:
         """Return how far pixels are from the prior's middle, others 0, in its squared widths."""

@@ -59,14 +59,16 @@ class Rebuilt:
 
 @dataclass(frozen=True)
 class ClosedForm(Attack):
-    """Single images by linear systems: convolutions, monotone activations, average pooling; patches of transformers.
+    """Images by linear systems: convolutions, monotone activations, average pooling; patches of transformers.
 
     Networks of convolutions, each with an activation and a pooling by means, up to a linear layer with a bias; and
     vision transformers with a learned position embedding. Each guess states which layers were exact, with condition
-    numbers. Where a layer is not determined, its numbers are those of a prior, and the layers below suffer.
+    numbers. Where a layer is not determined, its numbers are those of a prior, and the layers below suffer. Batches of
+    fewer images than classes are read where the first linear layer is the head (`batches`).
     """
 
     name: ClassVar[str] = "closed_form"
+    version: ClassVar[str] = "2"
     exact: ClassVar[bool] = True
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
@@ -77,7 +79,7 @@ class ClosedForm(Attack):
         return super().suits(plan) and _suits(plan)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess per challenge; grey images with labels for batches, and where nothing was read."""
+        """Return one guess per challenge; grey images with labels where nothing was read."""
         return self.answer(self.evidence(view), view.plan, challenges, generator)
 
     def answer(
