@@ -223,7 +223,7 @@ def test_little_noise_costs_little() -> None:
     assert all(layer.condition >= 1 and layer.residual > 0 for layer in guess.layers)
 
 
-def test_batches_get_a_grey_guess_with_labels() -> None:
+def test_one_image_that_passes_for_two_is_not_claimed() -> None:
     plan = plan_of("dlnet")
     params, update = sent(plan, digit(1))
     (guess,) = ClosedForm().run(uploads(plan, params, [update]), [Challenge((Slot(0, 0),), 2)], seeded())
