@@ -20,6 +20,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
 from ppbench.attacks.reconstruction import features as images
+from ppbench.attacks.reconstruction.feature_inversion import FeatureInversion
 from ppbench.attacks.reconstruction.features import (
     RELAX,
     AutogradBackbone,
@@ -225,8 +226,11 @@ def test_a_network_without_a_fast_form_is_broken_too():
 @pytest.mark.nightly
 def test_batches_are_broken_too():
     scene = world(1, 2, 0.1, seed=2)
-    alone = replace(QUICK, joint_budget=0).run(scene.view, scene.challenges, seeded(0))
-    joint = QUICK.run(scene.view, scene.challenges, seeded(0))
+    (exact,) = QUICK.run(scene.view, scene.challenges, seeded(0))
+    assert exact.is_exact and min(psnr(exact.x, scene.x[0])) > 60
+    search = FeatureInversion(inversion_budget=200, joint_budget=600)
+    alone = replace(search, joint_budget=0).run(scene.view, scene.challenges, seeded(0))
+    joint = search.run(scene.view, scene.challenges, seeded(0))
     blind, both = ([v for g, x in zip(some, scene.x, strict=True) for v in psnr(g.x, x)] for some in (alone, joint))
     assert median_low(blind) > 10 and median_low(both) > median_low(blind) + 3
     assert all(torch.equal(g.y, y.sort().values) for g, y in zip(joint, scene.labels, strict=True))

@@ -321,7 +321,7 @@ def test_an_image_that_does_not_explain_the_gradient_is_not_taken() -> None:
     assert guessed(plan, params, update).evaluations == guess.evaluations
 
 
-def test_batches_get_a_grey_guess_with_labels() -> None:
+def test_one_image_that_passes_for_two_is_not_claimed() -> None:
     plan = plan_of("dlnet")
     params, update = sent(plan, digit(1))
     (guess,) = ClosedForm().run(uploads(plan, params, [update]), [Challenge((Slot(0, 0),), 2)], seeded())

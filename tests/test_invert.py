@@ -118,8 +118,8 @@ def test_by_default_linear_systems_answer_and_a_search_where_these_are_not_exact
     exact = ppbench.invert(model, gradient, SHAPE, planted=False)
     assert exact.attack == "closed_form" and exact.psnr(x)[0] > 80 and exact.evaluations == 2
     assert exact.layers and all(layer.exact for layer in exact.layers) and exact.converged is None
-    searched = ppbench.invert(model, gradient, SHAPE, batch=2, planted=False, budget=20)
-    named = ppbench.invert(model, gradient, SHAPE, attack="dlg", batch=2, planted=False, budget=20)
+    searched = ppbench.invert(model, gradient, SHAPE, batch=9, planted=False, budget=20)
+    named = ppbench.invert(model, gradient, SHAPE, attack="dlg", batch=9, planted=False, budget=20)
     assert searched.attack == "dlg" and torch.equal(searched.x, named.x) and not searched.layers
 
 

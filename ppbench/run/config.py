@@ -64,8 +64,13 @@ def recorded_options(*parts: BaseModel) -> dict[str, Any]:
 
 
 SEARCHES = ("dlg", "idlg", "adaptive_server", "fedavg_inversion")
-QUICK_BUDGETS: dict[str, Scalar] = {"adaptive_spn.inversion_budget": 100, "adaptive_spn.joint_budget": 1000}
-"""Budgets of `--attack quick`: batches of 8 digits of three seeds have the levels of whole budgets, 400 and 2500."""
+QUICK_BUDGETS: dict[str, Scalar] = {
+    "adaptive_spn.inversion_budget": 100,
+    "adaptive_spn.joint_budget": 1000,
+    "adaptive_server.budget": 600,
+    "closed_form.largest_batch": 4,
+}
+"""Budgets of `--attack quick`: batches of 8 digits have the levels that whole budgets (400, 2500, 1800) give."""
 PRESETS: dict[str, dict[str, Any]] = {
     # One start per victim, no tuning, no cells that cannot show anything: all has to end within 60 s on two cores.
     "quick": {"attacks": ("quick",), "settings": {f"{attack}.restarts": 0 for attack in SEARCHES}, "tuning": 0},
@@ -103,13 +108,19 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+def _quick_budgets(options: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return the budgets of `--attack quick`, without those that `--budget` says."""
+    own = options.get("budget") is not None
+    return {name: value for name, value in QUICK_BUDGETS.items() if not (own and name.endswith(".budget"))}
+
+
 def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     """Return the configuration of `preset` with `options` laid over it; UsageError for what cannot be used."""
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     base = {**PRESETS[preset], **_setting(preset, options)}
     attacks = options.get("attacks", base.get("attacks"))
-    budgets = QUICK_BUDGETS if isinstance(attacks, tuple | list) and "quick" in attacks else {}
+    budgets = _quick_budgets(options) if isinstance(attacks, tuple | list) and "quick" in attacks else {}
     settings = {**budgets, **base.get("settings", {}), **(options.get("settings") or {})}
     model = {**base.get("model_options", {}), **(options.get("model_options") or {})}
     for name in ("attacks", "attack_batch", "stages", "threats", "grid"):

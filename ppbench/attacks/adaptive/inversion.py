@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion, first_layer
-from ppbench.attacks.reconstruction.closed_form import ClosedForm
+from ppbench.attacks.reconstruction.closed_form import SMALL, ClosedForm
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.tree import Params
@@ -94,7 +94,7 @@ def exact_first(
     Nothing explains an observation better than an exact guess. `search` answers all challenges, so that its draws for
     one do not depend on another.
     """
-    attack, exact = ClosedForm(), dict[int, Guess]()
+    attack, exact = ClosedForm(largest_batch=SMALL), dict[int, Guess]()
     if attack.suits(plan):
         answers = attack.answer(evidence, plan, challenges, torch.Generator().manual_seed(0))
         exact = {i: guess for i, guess in enumerate(answers) if guess.is_exact}

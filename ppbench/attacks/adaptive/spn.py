@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.reconstruction.closed_form import ClosedForm
+from ppbench.attacks.reconstruction.closed_form import SMALL, ClosedForm
 from ppbench.attacks.reconstruction.feature_inversion import FeatureInversion
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import View
@@ -25,7 +25,7 @@ class AdaptiveSPN(FeatureInversion):
     """Linear systems, else feature inversion, by what SPN leaves exact: the public head's gradient."""
 
     name: ClassVar[str] = "adaptive_spn"
-    version: ClassVar[str] = "4"
+    version: ClassVar[str] = "5"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"spn"})
     contains: ClassVar[str] = "feature_inversion"
@@ -39,7 +39,7 @@ class AdaptiveSPN(FeatureInversion):
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge: by linear systems where these are exact, else as `feature_inversion`."""
-        guesses, attack = dict[int, Guess](), ClosedForm()
+        guesses, attack = dict[int, Guess](), ClosedForm(largest_batch=SMALL)
         if attack.suits(view.plan):
             answers = attack.answer(view.defense.evidence(view), view.plan, challenges, generator)
             guesses = {i: guess for i, guess in enumerate(answers) if guess.is_exact}

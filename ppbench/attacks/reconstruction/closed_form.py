@@ -21,6 +21,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import FirstLayer, guessed_labels, mean_image
+from ppbench.attacks.reconstruction.batches import RebuiltBatch, rebuilt_batch
 from ppbench.attacks.reconstruction.gauss_newton import GradientProblem
 from ppbench.attacks.reconstruction.linear_systems import Prior, Solution
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
@@ -29,6 +30,7 @@ from ppbench.attacks.reconstruction.stage_inputs import ROUNDING, KnownMaps, Sta
 from ppbench.attacks.reconstruction.stages import ConvolutionStage, Stages, stages_of
 from ppbench.attacks.reconstruction.walk import pair, walk
 from ppbench.base.tree import Params, Recent, values_digest
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import View
@@ -69,15 +71,22 @@ class Rebuilt:
 SOLVED: Recent[Rebuilt | None] = Recent(256)
 """What was solved last, by evidence: `adaptive_spn` and `adaptive_server` ask the same first."""
 
+SOLVED_BATCHES: Recent[RebuiltBatch | None] = Recent(64)
+"""The same of batches."""
+
 
 @dataclass(frozen=True)
 class ClosedForm(Attack):
-    """Single images by linear systems: convolutions, monotone activations, average pooling; patches of transformers.
+    """Images by linear systems: convolutions, monotone activations, average pooling; patches of transformers.
 
     Networks of convolutions, each with an activation and a pooling by means, up to a linear layer with a bias; and
     vision transformers with a learned position embedding. Each guess states which layers were exact, with condition
     numbers. Where a layer is not determined, its numbers are those of a prior, and the layers below suffer: then Gauss
-    and Newton's method on the whole gradient follows, for images of at most `MOST_REFINED` numbers.
+    and Newton's method on the whole gradient follows, for images of at most `MOST_REFINED` numbers. Batches of fewer
+    images than classes are read where the first linear layer is the head (`batches`).
+
+    Attributes:
+        largest_batch: images of a batch, at most, that are solved together; larger batches get grey images.
     """
 
     name: ClassVar[str] = "closed_form"
@@ -87,19 +96,27 @@ class ClosedForm(Attack):
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
     reference: ClassVar[str] = "this project; both systems as in Zhu and Blaschko, R-GAP, ICLR 2021"
 
+    largest_batch: PositiveInt = 8
+
     def suits(self, plan: Plan) -> bool:
         """Return whether the network is one that the class describes."""
         return super().suits(plan) and _suits(plan)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess per challenge; grey images with labels for batches, and where nothing was read."""
-        return [_guess(victim, True) for victim in posed(self.evidence(view), view.plan, challenges, generator)]
+        """Return one guess per challenge; grey images with labels where nothing was read."""
+        victims = posed(self.evidence(view), view.plan, challenges, generator)
+        return [_guess(victim, self.largest_batch, refines=True) for victim in victims]
 
     def answer(
         self, evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
     ) -> list[Guess]:
         """Return the guesses by linear systems alone from given evidence, for instance that of another attack."""
-        return [_guess(victim, False) for victim in posed(evidence, plan, challenges, generator)]
+        victims = posed(evidence, plan, challenges, generator)
+        return [_guess(victim, self.largest_batch, refines=False) for victim in victims]
+
+
+SMALL = 4
+"""Images of a batch, at most, that adaptive attacks solve before they search: 8 take up to a minute."""
 
 
 @lru_cache(maxsize=64)
@@ -110,11 +127,13 @@ def _suits(plan: Plan) -> bool:
     return chain is not None or (not plan.net.pixelwise and patch_embedding(plan, params) is not None)
 
 
-def _guess(victim: PosedVictim, refines: bool) -> Guess:
+def _guess(victim: PosedVictim, largest_batch: int, *, refines: bool) -> Guess:
     start, labels, evidence = victim.image("grey"), guessed_labels(victim), victim.evidence
     blind = Guess(x=start, y=labels, evaluations=1)
-    if evidence is None or evidence.params is None or victim.size[0] > 1 or not _suits(victim.plan):
+    if evidence is None or evidence.params is None or not _suits(victim.plan):
         return blind
+    if victim.size[0] > 1:
+        return (_batch_guess(victim, evidence, labels) if victim.size[0] <= largest_batch else None) or blind
     key = values_digest(evidence.params, evidence.observed, evidence.weight or {}), evidence.noise, victim.plan
     rebuilt = SOLVED.of(key, partial(rebuilt_input, evidence, victim.plan))
     if rebuilt is None or not bool(rebuilt.image.isfinite().all()):
@@ -148,6 +167,34 @@ def _refined(rebuilt: Rebuilt, evidence: Evidence, plan: Plan, labels: Tensor) -
     except RuntimeError:  # an operation without a forward derivative
         return start, 0
     return (answer.image.clamp(*plan.data_range) if answer.explains else start), answer.evaluations
+
+
+def _batch_guess(victim: PosedVictim, evidence: Evidence, labels: Tensor) -> Guess | None:
+    """Return the guess of a batch with likely `labels`; None if its examples were not separated."""
+    plan, params = victim.plan, evidence.params or {}
+    chain = stages_of(plan, params)
+    if chain is None:
+        return None
+
+    def problem(stage: ConvolutionStage, known: KnownMaps) -> StageProblem:
+        prior = _image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
+        return _problem(stage, params, evidence, known.shaped(len(params[stage.weight])), prior)
+
+    def solved() -> RebuiltBatch | None:
+        draws = torch.Generator().manual_seed(0)  # a solver's starts: one gradient has one answer, whoever asks
+        try:
+            with np.errstate(all="ignore"):
+                return rebuilt_batch(chain, evidence, plan, labels, problem, draws)
+        except (np.linalg.LinAlgError, RuntimeError):  # torch raises a kind of the latter
+            return None
+
+    known = values_digest(evidence.params or {}, evidence.observed, evidence.weight or {})
+    batch = SOLVED_BATCHES.of((known, evidence.noise, plan, tuple(labels.tolist())), solved)
+    if batch is None or not bool(batch.images.isfinite().all()):
+        return None
+    image = batch.images.clamp(*plan.data_range).float()
+    mismatch = batch.layers[-1].residual ** 2
+    return Guess(x=image, y=batch.labels, confidence=mismatch, evaluations=batch.evaluations, layers=batch.layers)
 
 
 def rebuilt_input(evidence: Evidence, plan: Plan) -> Rebuilt | None:

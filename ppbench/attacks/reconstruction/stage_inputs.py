@@ -223,6 +223,12 @@ class StageProblem:
         """Return the same problem without the cotangents of its output."""
         return replace(self, known=replace(self.known, cotangents=None))
 
+    def linearized(self) -> LayerSystem:
+        """Return the systems with the activation replaced by its tangent where the known output puts its input."""
+        tangent, known = self._tangent(self._start()), self.known.cotangents
+        delta = np.zeros(self._positions) if known is None else self._delta(tangent.slope, known)
+        return self._system(tangent, delta, self.gradient.precision(self.known.doubt))
+
     def solved(self) -> tuple[Solution, Floats]:
         """Return the stage's input, and its cotangents [C, HW]; LinAlgError if nothing finite solves the systems."""
         best: tuple[float, Solution, Floats] | None = None
