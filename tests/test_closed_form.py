@@ -321,6 +321,22 @@ def test_an_image_that_does_not_explain_the_gradient_is_not_taken() -> None:
     assert guessed(plan, params, update).evaluations == guess.evaluations
 
 
+def pooled() -> nn.Module:
+    """Return a network whose second convolution reads more numbers than it and its gradient give equations."""
+    first, second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+    return nn.Sequential(*(first, nn.ReLU(), second, nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16 * 256, 10)))
+
+
+def test_a_large_layer_with_too_few_equations_is_not_solved_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def solve(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(LayerSystem, "solve", solve)
+    plan = plan_of("test_closed_form:pooled", (3, 32, 32))
+    guess = guessed(plan, *sent(plan, torch.rand(1, 3, 32, 32, generator=seeded())))
+    assert guess.x.shape == (1, 3, 32, 32) and not guess.layers
+
+
 def test_one_image_that_passes_for_two_is_not_claimed() -> None:
     plan = plan_of("dlnet")
     params, update = sent(plan, digit(1))

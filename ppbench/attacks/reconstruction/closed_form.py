@@ -43,8 +43,8 @@ SUSPECT = 1e-3
 """Relative residual of the gradient above which the cotangent of the head counts as secret."""
 NOISY = 1e-6
 """Relative residual of the head's gradient above which it is noisy: rounding leaves 1e-7."""
-MOST_UNKNOWNS = 8192
-"""Numbers of a layer's input that are solved for at once, at most: half a gigabyte of equations."""
+MOST_UNKNOWNS, MOST_OPEN = 8192, 4096
+"""Numbers of a layer's input that are solved for at once, at most (half a gigabyte); and where fewer are determined."""
 MOST_REFINED, LOUD = 1024, 0.1
 """Numbers of an image, and noise relative to the gradient, up to which the whole gradient is solved at once."""
 STEP, SMOOTH_PIXELS = 0.1, 16
@@ -263,7 +263,7 @@ def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, he
     """Return the input of the first of some stages from the last one's output; None if a layer is too large."""
     evidence, layers, known, hidden = replace(evidence, noise=head.noise), [head.layer], head.known, False
     for stage in reversed(chain.stages):
-        if math.prod(stage.inputs) > MOST_UNKNOWNS or stage.weight not in evidence.observed:
+        if stage.weight not in evidence.observed or not _is_solvable(stage, params[stage.weight].numel()):
             return None
         prior = _image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
         problem = _problem(stage, params, evidence, known.shaped(len(params[stage.weight])), prior)
@@ -275,6 +275,12 @@ def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, he
         layers.append(_report(stage, solution, prior, layers[-1].exact))
         known = KnownMaps(solution.u, below, max(solution.deviation, ROUNDING))
     return Rebuilt(torch.from_numpy(known.values).view(1, *plan.spec.shape), tuple(layers), hidden, head.noise)
+
+
+def _is_solvable(stage: ConvolutionStage, weights: int) -> bool:
+    """Return whether a stage's systems are small enough; large ones must have as many equations as unknowns."""
+    unknowns = math.prod(stage.inputs)
+    return unknowns <= (MOST_UNKNOWNS if math.prod(stage.outputs) + weights >= unknowns else MOST_OPEN)
 
 
 def _problem(
