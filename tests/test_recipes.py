@@ -237,7 +237,7 @@ def add_question(tree: Path) -> None:
 
 def add_metric(tree: Path) -> None:
     """Add a metric of victims, in one file."""
-    files, _ = recipe("a metric of victims")
+    files, _ = recipe("a metric of labels, members or another question")
     question = tree / only(files, r".*\.py")
     assert f"def {only(files, 'metrics')}(" in question.read_text()
     replaced(question, "LABEL_DISTANCE = DistanceLaw(", f"{METRIC}LABEL_DISTANCE = DistanceLaw(")
@@ -375,7 +375,11 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def test_every_file_and_group_that_the_table_names_is_there() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    metrics = ("a metric of victims", "a metric of reconstructions", "a metric of the model")
+    metrics = (
+        "a metric of labels, members or another question",
+        "a metric of reconstructions",
+        "a metric of the model",
+    )
     rows = (*metrics, "an option", "a column", "a chart")
     for what in ("a defense", "an attack", "a question", *rows):
         for word in (word for cell in recipe(what) for word in cell if "/" in word or word.startswith("ppbench.")):

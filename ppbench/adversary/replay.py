@@ -23,7 +23,7 @@ from ppbench.federation.wire import SERVER, Slot
 
 SAME_UPDATE = 1e-4
 """Relative distance up to which two updates, or two messages, are the same: float32 sums in another order."""
-ROUNDING = 6e-8
+REPLAY_ROUNDING = 6e-8
 """Relative distance that float32 cannot tell apart: a replay in float64 is closer to the gradient that it replays."""
 OUTSIZED = 1e3
 """An update this many times larger than the cohort's is masked; only the sum removes the mask."""
@@ -156,7 +156,8 @@ def without_rounding(replayed: Sequence[Evidence], view: View) -> list[Evidence]
         numbers = stated.get(one.unit, {})
         same = numbers.keys() == one.observed.keys() and all(
             value.shape == numbers[name].shape
-            and float((value.double() - numbers[name].double()).norm()) <= ROUNDING * float(value.double().norm())
+            and float((value.double() - numbers[name].double()).norm())
+            <= REPLAY_ROUNDING * float(value.double().norm())
             for name, value in one.observed.items()
         )
         every.append(replace(one, observed=numbers) if same else one)

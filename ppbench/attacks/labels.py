@@ -205,7 +205,7 @@ IMAGES, PATCHES = 256, 4
 """Number of random images for estimates of predictions, and of their smooth patches along a side."""
 FAR_CONTRAST = 3.0
 """Factor on the distance from grey of the images that measure whether predictions vary."""
-EXPLAINED: Recent[Tensor] = Recent(256)
+LABELS_EXPLAINED: Recent[Tensor] = Recent(256)
 """The labels chosen last by features, of which most attacks on a batch ask first; nothing is drawn for them."""
 VARIED = 0.33
 """Predictions whose mean distance (total variation) from their mean is larger vary too much for their mean to be used.
@@ -296,7 +296,7 @@ def _explaining_multiset(
     public, seen = {"head.weight": weight, "head.bias": bias}, {"weight": dw, "bias": db}
     explain = (labels for labels in tried if recover_features(public, dw, db, labels, generator, restarts=0).exact)
     key = values_digest(public, seen, {"tried": torch.stack(tried)})
-    return EXPLAINED.of(key, lambda: next(explain, tried[0]))
+    return LABELS_EXPLAINED.of(key, lambda: next(explain, tried[0]))
 
 
 def _signal(weight: Tensor | None, bias: Tensor | None) -> Tensor:

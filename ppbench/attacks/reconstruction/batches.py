@@ -23,7 +23,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import SolvedLayer
 from ppbench.attacks.reconstruction.features import recover_features
-from ppbench.attacks.reconstruction.linear_systems import LayerSystem, Prior
+from ppbench.attacks.reconstruction.linear_systems import CERTAIN, LayerSystem, Prior
 from ppbench.attacks.reconstruction.stage_inputs import ROUNDING, KnownMaps, StageProblem
 from ppbench.attacks.reconstruction.stages import ConvolutionStage, Stages
 from ppbench.base.tree import Params
@@ -38,11 +38,11 @@ from ppbench.nets.classifier import HEAD_NAMES
 # other logits. A trained network's features lie near the corners of what the range of the activation allows in the row
 # space, and draws of corners are starts.
 
-RANK_GAP = 2e-6
+HEAD_RANK_GAP = 2e-6
 """Singular values below this share of the largest are rounding: float32 leaves 1e-7."""
 SEPARATED = 1e-7
 """Squared misfit of separated examples: 1e-9 at the truth, 1e-3 elsewhere."""
-RESTARTS = 8
+HEAD_RESTARTS = 8
 """Restarts of the search for the features of an untrained network."""
 SURE = 1e-12
 """Mismatch of the head up to which features of an untrained network are right, if not precise where they are alike."""
@@ -59,7 +59,7 @@ JITTER = 0.01
 
 
 @dataclass(frozen=True)
-class Examples:
+class SeparatedExamples:
     """The examples of a batch: features [B, D], cotangents of the logits [B, C] float64, and the spread of their sizes.
 
     spread: largest over smallest singular value of the head's gradient.
@@ -84,12 +84,12 @@ class HeadGradient:
     bias: Tensor
     batch: int
 
-    def examples(self, mix: Tensor) -> Examples:
+    def examples(self, mix: Tensor) -> SeparatedExamples:
         """Return the examples of a mixture [B, B], whose rows give [F, 1] up to factors."""
         known = mix @ self.right
         scale = known[:, -1:]
         cotangents = scale * (torch.linalg.inv_ex(mix)[0].T * self.size) @ self.left.T
-        return Examples(known[:, :-1] / scale, cotangents, float("nan"))
+        return SeparatedExamples(known[:, :-1] / scale, cotangents, float("nan"))
 
     def misfit(self, mix: Tensor, labels: Tensor) -> Tensor:
         """Return how far cotangents are from softmax(logits) - onehot(labels): [B * C + 2 B]."""
@@ -170,7 +170,7 @@ def _grown(whole: HeadGradient, ends: tuple[float, float], draws: np.random.Gene
 
 def separated(
     params: Params, evidence: Evidence, labels: Tensor, ends: tuple[float, float] | None, generator: torch.Generator
-) -> Examples | None:
+) -> SeparatedExamples | None:
     """Return the examples of a batch with likely `labels` [B]; None if the head's gradient does not separate them.
 
     ends: range of the features, None if it has none.
@@ -181,13 +181,13 @@ def separated(
     if not count < len(bias) or not bool(gradient.isfinite().all()):
         return None
     left, size, right = torch.linalg.svd(gradient, full_matrices=False)
-    if not float(size[count]) <= RANK_GAP * float(size[0]):
+    if not float(size[count]) <= HEAD_RANK_GAP * float(size[0]):
         return None
     head = HeadGradient(left[:, :count], size[:count], right[:count], weight, bias, count)
-    likely = recover_features(params, seen[0], seen[1], labels, generator, restarts=RESTARTS)
+    likely = recover_features(params, seen[0], seen[1], labels, generator, restarts=HEAD_RESTARTS)
     features, spread = likely.value.cpu(), float(size[0] / size[count - 1].clamp(min=1e-300))
     outputs = (features @ weight.T + bias).softmax(-1) - one_hot(labels.cpu(), len(bias))
-    plain = Examples(features, outputs / count, spread)
+    plain = SeparatedExamples(features, outputs / count, spread)
     first = torch.cat([features, features.new_ones(count, 1)], 1) @ head.right.T
     draws = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
     best, misfits = head.improved(first[None])
@@ -206,7 +206,7 @@ def separated(
 # Forward rows are each example's own; the rows of the weights' gradient are sums over the examples.
 
 SUSPECT = 1e-3
-"""Relative residual of the last stage's gradient above which the cotangents of the features count as secret."""
+"""Relative residual of the last stage's gradient above which the cotangents that reach it count as secret."""
 MOST_UNKNOWNS = 4096
 """Numbers of a stage's inputs that are solved for at once, at most: a tenth of a gigabyte of equations."""
 
@@ -263,7 +263,9 @@ class CoupledSystems:
         return matrix.reshape(count * channels * pixels, -1)
 
 
-def descended(stages: Stages, examples: Examples, head: Tensor, problem: MakeProblem, secret: bool) -> Floats | None:
+def descended(
+    stages: Stages, examples: SeparatedExamples, head: Tensor, problem: MakeProblem, secret: bool
+) -> Floats | None:
     """Return images [B, C, HW] behind features, by the linear systems of each stage; None if the systems contradict.
 
     head: [C, D], the weights that make cotangents of features. secret: those of features are unknown, and only the
@@ -299,12 +301,10 @@ STEPS, TRIALS = 60, 12
 """Steps, at most, and dampings that are tried for one."""
 DAMPING, EASED, RAISED = 1e-3, 0.2, 6.0
 """Damping at first, and its factors after a better and a worse step."""
-SETTLED = 1e-2
+CONVERGED = 1e-2
 """Relative decrease of the squared residual below which the search ends, once the gradient is explained."""
-EXPLAINED = 1e-5
+BATCH_EXPLAINED = 1e-5
 """Relative residual up to which a gradient counts as explained: float32 leaves 1e-7."""
-CERTAIN = 0.01
-"""Share of the prior's variance up to which a number counts as determined."""
 CLOSE = 1e-3
 """Expected error of a pixel, relative to the prior's width, up to which images count as exact."""
 MOST_SLOPES = 2**25
@@ -411,7 +411,7 @@ class Corrected:
 def corrected(whole: WholeGradient, z: Tensor) -> Corrected:
     """Return where damped Gauss-Newton steps from z end."""
     residual, damping, spent = whole.residual(z), DAMPING, 1
-    loss, columns, seen = whole.loss(z, residual), sum(whole.widths), whole.rows * (EXPLAINED / ROUNDING) ** 2
+    loss, columns, seen = whole.loss(z, residual), sum(whole.widths), whole.rows * (BATCH_EXPLAINED / ROUNDING) ** 2
     for _ in range(STEPS):
         slopes = whole.slopes(z)
         normal, slope, spent = whole.normal(slopes), slopes.T @ residual + whole.off(z), spent + columns
@@ -426,7 +426,7 @@ def corrected(whole: WholeGradient, z: Tensor) -> Corrected:
                 z, residual, loss, damping = trial, left, after, EASED * damping
                 break
             damping *= RAISED
-        if loss == before or (loss > (1 - SETTLED) * before and loss < seen):
+        if loss == before or (loss > (1 - CONVERGED) * before and loss < seen):
             break
     return Corrected(z, residual, whole.normal(whole.slopes(z)), spent + columns)
 
@@ -491,7 +491,9 @@ def _pixels(plan: Plan) -> Prior:
     return Prior((low + high) / 2, (high - low) / 2)
 
 
-def _reports(stages: Stages, whole: WholeGradient, end: Corrected, examples: Examples) -> tuple[SolvedLayer, ...]:
+def _reports(
+    stages: Stages, whole: WholeGradient, end: Corrected, examples: SeparatedExamples
+) -> tuple[SolvedLayer, ...]:
     """Return how well features and images were determined, both by the whole gradient."""
     values = torch.linalg.eigvalsh(end.normal)
     pixels = whole.batch * whole.widths[0]
@@ -500,7 +502,7 @@ def _reports(stages: Stages, whole: WholeGradient, end: Corrected, examples: Exa
     determined = int((variance < CERTAIN * whole.prior.width**2).sum())
     deviation = (excess * float(variance.view(whole.batch, -1).mean(1).max())) ** 0.5
     residual = ROUNDING * float((end.residual**2).mean().sqrt())
-    exact = determined == pixels and residual <= EXPLAINED and deviation <= CLOSE * whole.prior.width
+    exact = determined == pixels and residual <= BATCH_EXPLAINED and deviation <= CLOSE * whole.prior.width
     condition = float((values[-1] / values[0]).sqrt()) if float(values[0]) > 0 else 1e150
     head = examples.features.numel() + examples.cotangents.numel()
     layers = (stages.weight, head, head, examples.spread), (stages.stages[0].weight, pixels, determined, condition)

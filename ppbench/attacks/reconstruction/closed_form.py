@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import FirstLayer, guessed_labels, mean_image
-from ppbench.attacks.reconstruction.batches import RebuiltBatch, rebuilt_batch
+from ppbench.attacks.reconstruction.batches import SUSPECT, RebuiltBatch, rebuilt_batch
 from ppbench.attacks.reconstruction.gauss_newton import GradientProblem
 from ppbench.attacks.reconstruction.linear_systems import Prior, Solution
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
@@ -39,8 +39,6 @@ from ppbench.nets.net import initial
 
 EXPLAINED = 1e-3
 """Relative residual, and expected error relative to the prior's width, up to which a layer counts as solved."""
-SUSPECT = 1e-3
-"""Relative residual of the gradient above which the cotangent of the head counts as secret."""
 NOISY = 1e-6
 """Relative residual of the head's gradient above which it is noisy: rounding leaves 1e-7."""
 MOST_UNKNOWNS, MOST_OPEN = 8192, 4096
@@ -68,7 +66,7 @@ class Rebuilt:
     is_image: bool = True
 
 
-SOLVED: Recent[Rebuilt | None] = Recent(256)
+SOLVED_INPUTS: Recent[Rebuilt | None] = Recent(256)
 """What was solved last, by evidence: `adaptive_spn` and `adaptive_server` ask the same first."""
 
 SOLVED_BATCHES: Recent[RebuiltBatch | None] = Recent(64)
@@ -135,7 +133,7 @@ def _guess(victim: PosedVictim, largest_batch: int, *, refines: bool) -> Guess:
     if victim.size[0] > 1:
         return (_batch_guess(victim, evidence, labels) if victim.size[0] <= largest_batch else None) or blind
     key = values_digest(evidence.params, evidence.observed, evidence.weight or {}), evidence.noise, victim.plan
-    rebuilt = SOLVED.of(key, partial(rebuilt_input, evidence, victim.plan))
+    rebuilt = SOLVED_INPUTS.of(key, partial(rebuilt_input, evidence, victim.plan))
     if rebuilt is None or not bool(rebuilt.image.isfinite().all()):
         return blind
     image, spent = rebuilt.image.clamp(*victim.plan.data_range), 2

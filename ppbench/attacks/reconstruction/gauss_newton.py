@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 from ppbench.attacks.reconstruction.linear_systems import Prior
+from ppbench.attacks.reconstruction.stage_inputs import ROUNDING
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise
 from ppbench.metrics.intervals import Floats
@@ -25,13 +26,11 @@ STEPS, CHUNK = 30, 64
 """Steps, at most, and columns of the Jacobian that are computed at once."""
 DAMPING, EASED, RAISED, HOPELESS = 1e-3, 0.1, 10.0, 1e6
 """Damping at first, its factors after a better and a worse step, and the one at which the search ends."""
-PROGRESS = 1e-4
+LEAST_PROGRESS = 1e-4
 """Relative decrease of the objective below which the search ends."""
-OUTSIDE = 0.01
+OVERSHOOT = 0.01
 """Typical distance by which a number of the answer leaves the data range, of that range."""
-ROUNDING = 1e-7
-"""Relative error of an entry of a float32 gradient."""
-EXPLAINED = 3.0
+NOISE_EXPLAINED = 3.0
 """Mean squared residual, in units of the noise's variance, up to which an image explains the observation."""
 
 
@@ -74,10 +73,10 @@ class GradientProblem:
                     x, gap, size, damping = trial, other, new, damping * EASED
                     break
                 damping *= RAISED
-            if not size < (1 - PROGRESS) * before:
+            if not size < (1 - LEAST_PROGRESS) * before:
                 break
         end = float(gap @ gap)
-        return Refined(x.cpu(), end <= min(start, EXPLAINED * int((self._roots > 0).sum())), spent)
+        return Refined(x.cpu(), end <= min(start, NOISE_EXPLAINED * int((self._roots > 0).sum())), spent)
 
     def _gap(self, x: Tensor) -> Tensor:
         """Return the residuals [P] in units of their deviations."""
@@ -131,7 +130,7 @@ class GradientProblem:
     @property
     def _bound(self) -> float:
         low, high = self.data_range
-        return 1 / (OUTSIDE * (high - low))
+        return 1 / (OVERSHOOT * (high - low))
 
     def _outside(self, x: Tensor) -> Floats:
         """Return how far numbers [n] leave the data range, in units of a typical distance."""

@@ -27,7 +27,7 @@ from ppbench.metrics.intervals import Floats
 
 PROBES = 8
 """Random vectors that estimate the mean variance and the condition of a solution."""
-POWERS = 8
+POWER_STEPS = 8
 """Products with the normal matrix that show its largest eigenvalue."""
 CERTAIN = 0.01
 """Share of the prior's variance up to which a number counts as determined."""
@@ -406,7 +406,7 @@ class Solution:
         """The condition number of both systems and the prior together, an estimate."""
         draws, solved = self._probes
         step = draws[:, 0].reshape(self.u.shape)
-        for _ in range(POWERS):
+        for _ in range(POWER_STEPS):
             step = self.system.curved(step / np.linalg.norm(step))
         basis = np.linalg.qr(solved)[0]
         largest = np.linalg.norm(step) * np.linalg.norm(basis.T @ self.inverse(basis), 2)
