@@ -315,7 +315,7 @@ def test_gradients_of_other_losses_are_those_in_the_benchs_own_terms_up_to_a_fac
     count = 24 if pytestconfig.getoption("--battery") == "whole" else 6
     x, y = digits.x[:40], digits.y[:40].argmax(1)
     for own in gradient_cases.cases(0, count, x, y):
-        options: dict[str, Any] = {"batch": len(own.x), "budget": 25, "restarts": 0, "planted": False}
+        options: dict[str, Any] = {"attack": "dlg", "batch": len(own.x), "budget": 25, "restarts": 0, "planted": False}
         inversion = ppbench.invert(own.model, own.gradient, SHAPE, **options)
         if own.factor is None:
             assert inversion.scale == 1.0, own.name

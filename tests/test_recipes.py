@@ -279,7 +279,7 @@ def add_model_metric(tree: Path) -> None:
     later = '        **dict.fromkeys(("constant", "constant_mse")),\n'
     fields = re.findall(r"\w+(?=: )", MODEL_FIELDS)
     replaced(schema, later, f"{later}        **dict.fromkeys({fields}),\n")
-    replaced(training, "        mse_high=high,\n", f"        mse_high=high,\n{MODEL_VALUES}")
+    replaced(training, "        mse_high=mse_high,\n", f"        mse_high=mse_high,\n{MODEL_VALUES}")
 
 
 def add_option(tree: Path) -> None:
