@@ -266,7 +266,8 @@ def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, he
         prior = _image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
         problem = _problem(stage, params, evidence, known.shaped(len(params[stage.weight])), prior)
         solution, below = problem.solved()
-        if len(layers) == 1 and layers[0].exact and solution.backward > SUSPECT:
+        doubtful = solution.backward > SUSPECT and 2 * solution.determined > solution.u.size
+        if len(layers) == 1 and layers[0].exact and doubtful:
             other, other_below = problem.with_secret_cotangents().solved()
             if other.backward < SUSPECT * solution.backward:
                 solution, below, hidden = other, other_below, True

@@ -248,7 +248,7 @@ class LayerSystem:
     def _inverses(self) -> Iterator[tuple[Inverse, int]]:
         """Yield inverses of the normal matrix, with the steps that each may take: the cheapest first, the best last."""
         size = int(np.prod(self.stage.inputs))
-        large, few = size >= LARGE, int(self.used.sum()) <= FEW_ROWS * size
+        large, few = size >= LARGE, 0 < int(self.used.sum()) <= FEW_ROWS * size
         if large and few and bool((self.seen == self.seen[:, :1]).all()):
             by_rows = RowInverse.of(self)
             if by_rows is not None:
