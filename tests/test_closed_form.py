@@ -382,7 +382,7 @@ def test_attacks_on_one_view_solve_each_gradient_once(digits: Data, monkeypatch:
         solved.append(evidence)
         return rebuilt_input(evidence, plan)
 
-    monkeypatch.setattr(closed_form, "SOLVED", Recent(8))
+    monkeypatch.setattr(closed_form, "SOLVED_INPUTS", Recent(8))
     monkeypatch.setattr(closed_form, "rebuilt_input", counted)
     every = [a.run(view, victims.challenges(), seeded()) for a in (ClosedForm(), AdaptiveSPN(), AdaptiveServer())]
     assert len(solved) == 2
