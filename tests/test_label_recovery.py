@@ -332,7 +332,7 @@ def test_labels_of_one_gradient_are_tried_once_whoever_reads_them(digits, monkey
     for _ in range(100):
         params = step(plan, params, digits, 0.5)
     grads = batch_gradient(plan, params, digits.x[:4], digits.y[:4])
-    monkeypatch.setattr(reading, "EXPLAINED", Recent(2))
+    monkeypatch.setattr(reading, "LABELS_EXPLAINED", Recent(2))
     monkeypatch.setattr(reading, "recover_features", lambda *a, **b: tried.append(a) or recover_features(*a, **b))
     head = [grads[name] for name in ("head.weight", "head.bias")]
     first = recover_labels(plan, params, *head, 4, seeded())
