@@ -22,6 +22,7 @@ from ppbench.base import confine, registry
 from ppbench.base import registry as entries
 from ppbench.base.declarations import declared
 from ppbench.base.errors import PluginError, UsageError
+from ppbench.base.seeds import Seeds
 from ppbench.base.tree import save_tree
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.records import sources
@@ -396,3 +397,11 @@ def test_a_secret_is_its_folders(tmp_path):
     (tmp_path / "salt").symlink_to("/dev/zero")
     with pytest.raises(UsageError, match="cannot be read"):
         salt_of(tmp_path)
+
+
+def test_two_secrets_share_no_draw_no_seed_and_no_name():
+    """One that has a secret of its own, and knows the master seed, draws nothing again."""
+    one, other = Seeds(7, "ab" * 32), Seeds(7, "cd" * 32)
+    assert not torch.equal(one.generator("victims", 1).get_state(), other.generator("victims", 1).get_state())
+    assert one.seed("victims", 1) != other.seed("victims", 1) and one.token("unit", 1) != other.token("unit", 1)
+    assert torch.equal(one.generator("victims", 1).get_state(), Seeds(7, "ab" * 32).generator("victims", 1).get_state())
