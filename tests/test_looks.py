@@ -17,7 +17,7 @@ from ppbench.run.schedule import count_cells, plan_cells, unfinished
 WEAK = {f"adaptive_spn.{name}": 2 for name in ("restarts", "inversion_budget", "joint_budget")}
 # Batches of more images than linear systems solve for an adaptive attack: so `none` stands.
 TINY = {
-    **{"defense": "spn", "grid": (0.1,), "clients": 3, "rounds": 1, "train": 90, "victims": 3, "candidates": 12},
+    **{"defense": "spn", "grid": (0.1,), "clients": 3, "rounds": 1, "train": 90, "victims": 10, "candidates": 12},
     **{"attack_batch": (5, 6), "budget": 1, "settings": WEAK},
 }
 
@@ -141,7 +141,7 @@ def test_the_same_again_finds_all_there_and_standard_asks_about_every_cell(weak)
     options = {c.id: c for one in plan for c in one.cells}
     assert {r.cell_id for r in result.records} < options.keys()  # a cell is the same cell, whoever asks for it
     left = {c.attack.name for one in unfinished(plan, store) for c in one.cells if c.config.defense.id == "spn"}
-    assert {"dlg", "ig", "adaptive_spn"} <= left and "label_recovery" not in left
+    assert {"dlg", "ig", "adaptive_spn", "tracing"} <= left and "label_recovery" not in left
 
 
 def test_where_none_falls_or_may_have_every_defended_cell_is_asked(weak, monkeypatch):

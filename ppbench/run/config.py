@@ -70,7 +70,9 @@ QUICK_BUDGETS: dict[str, Scalar] = {
     "adaptive_server.budget": 600,
     "closed_form.largest_batch": 4,
 }
-"""Budgets of `--attack quick`: batches of 8 digits have the levels that whole budgets (400, 2500, 1800) give."""
+"""Smaller budgets of `--attack quick`. Those of `adaptive_spn` give batches of 8 digits of three seeds the levels of
+whole ones (400 and 2500); that of `adaptive_server` (1800 otherwise) left the verdicts on SPN at seed 0 as they were.
+"""
 PRESETS: dict[str, dict[str, Any]] = {
     # One start per victim, no tuning, no cells that cannot show anything: all has to end within 60 s on two cores.
     "quick": {"attacks": ("quick",), "settings": {f"{attack}.restarts": 0 for attack in SEARCHES}, "tuning": 0},

@@ -222,10 +222,7 @@ def one_seed_one_guess(duel: Duel) -> Iterator[str]:
 
 
 def keeps_form_and_budget(duel: Duel, threat: ThreatModel) -> Iterator[str]:
-    """Check that guesses are well-formed, cost no more than the budget, and leave the arguments unchanged.
-
-    A budget limits a search: exact guesses, which equations gave, may cost more.
-    """
+    """Check that guesses are well-formed, cost no more than the budget, and leave the arguments unchanged."""
     if not threat.among(duel.attack.threats):
         raise NotAsked(f"it does not use views of {threat}")
     world = duel.probe(4, 2, threat)
@@ -239,7 +236,7 @@ def keeps_form_and_budget(duel: Duel, threat: ThreatModel) -> Iterator[str]:
         yield from malformed(world, guesses, attack)
         shares = len(world.challenges[0].unit)  # a cohort's clients may be attacked one by one
         limit = shares * (budget * len(duel.limits) + EXTRA_EVALUATIONS)
-        over = [g.evaluations for g in guesses if not (0 < g.evaluations <= limit or g.is_exact)]
+        over = [g.evaluations for g in guesses if not 0 < g.evaluations <= limit]
         if duel.limits and over:
             yield f"with a budget of {budget} a guess reports {over[0]} evaluations; 1 to {limit} are right"
 

@@ -79,7 +79,7 @@ class AdaptiveDP(Attack):
                 return self._searched(view, left, challenges, generator)
             return fittest_guesses(DLG(budget=self.budget), left, view.plan, challenges, generator)
 
-        return exact_first(evidence, view.plan, challenges, search)
+        return exact_first(evidence, view.plan, challenges, search, self.budget)
 
     def _searched(
         self, view: View, known: Sequence[Evidence], challenges: Sequence[Challenge], generator: torch.Generator

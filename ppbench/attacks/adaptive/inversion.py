@@ -83,21 +83,27 @@ def fittest_guesses(
     ]
 
 
+def is_affordable(guess: Guess, budget: int) -> bool:
+    """Return whether a guess of `closed_form` is exact, and that of a batch within `budget` gradient evaluations."""
+    return guess.is_exact and ((guess.x is not None and len(guess.x) == 1) or guess.evaluations <= budget)
+
+
 def exact_first(
     evidence: Sequence[Evidence],
     plan: Plan,
     challenges: Sequence[Challenge],
     search: Callable[[Sequence[Evidence]], list[Guess]],
+    budget: int,
 ) -> list[Guess]:
     """Return the guesses of `closed_form` where they are exact, else those of `search` from the other evidence.
 
     Nothing explains an observation better than an exact guess. `search` answers all challenges, so that its draws for
-    one do not depend on another.
+    one do not depend on another. budget: gradient evaluations that an exact guess of a batch may cost.
     """
     attack, exact = ClosedForm(largest_batch=SMALL), dict[int, Guess]()
     if attack.suits(plan):
         answers = attack.answer(evidence, plan, challenges, torch.Generator().manual_seed(0))
-        exact = {i: guess for i, guess in enumerate(answers) if guess.is_exact}
+        exact = {i: guess for i, guess in enumerate(answers) if is_affordable(guess, budget)}
     if len(exact) == len(challenges):
         return [exact[i] for i in range(len(challenges))]
     solved = {frozenset(challenges[i].unit) for i in exact}
@@ -149,7 +155,7 @@ def invert_evidence(
     search, first = DLG(budget=budget, restarts=RESTARTS, hopeless=CONFIDENT), first_layer(plan)
     if first is None:
         return exact_first(
-            evidence, plan, challenges, lambda left: fittest_guesses(search, left, plan, challenges, generator)
+            evidence, plan, challenges, lambda left: fittest_guesses(search, left, plan, challenges, generator), budget
         )
     guesses = AnalyticInversion(budget=budget).answer(evidence, plan, challenges, generator)
     known, biased, short = {e.unit for e in evidence}, first.bias is not None, []

@@ -50,7 +50,7 @@ class AdaptiveServer(IDLG):
             flat = [part for ways in splits for parts in ways for part in parts]
             search = partial(self._searched, by_unit, plan=view.plan, challenges=flat, generator=generator)
             readings = without_rounding(list(by_unit.values()), view)
-            answers = iter(exact_first(readings, view.plan, flat, search))
+            answers = iter(exact_first(readings, view.plan, flat, search, self.budget))
             for guesses, ways in zip(candidates, splits, strict=True):
                 guesses += [_joined([next(answers) for _ in parts]) for parts in ways]
         return [min(guesses, key=mismatch_of) for guesses in candidates]

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 
 from ppbench.adversary.attack import Challenge, Guess
+from ppbench.attacks.adaptive.inversion import is_affordable
 from ppbench.attacks.reconstruction.closed_form import SMALL, ClosedForm
 from ppbench.attacks.reconstruction.feature_inversion import FeatureInversion
 from ppbench.federation.evidence import Evidence
@@ -40,9 +41,10 @@ class AdaptiveSPN(FeatureInversion):
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge: by linear systems where these are exact, else as `feature_inversion`."""
         guesses, attack = dict[int, Guess](), ClosedForm(largest_batch=SMALL)
+        budget = self.inversion_budget + self.joint_budget
         if attack.suits(view.plan):
             answers = attack.answer(view.defense.evidence(view), view.plan, challenges, generator)
-            guesses = {i: guess for i, guess in enumerate(answers) if guess.is_exact}
+            guesses = {i: guess for i, guess in enumerate(answers) if is_affordable(guess, budget)}
         left = [i for i in range(len(challenges)) if i not in guesses]
         searched = super().run(view, [challenges[i] for i in left], generator) if left else []
         guesses |= dict(zip(left, searched, strict=True))

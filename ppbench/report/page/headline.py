@@ -282,8 +282,8 @@ def preliminary_words(answer: Answer) -> str:
     words = [f"{noun}{'; '.join(parts)}"] if parts else []
     for word in dict.fromkeys(word for v in grid for word in v.recovered):
         words.append(f"{word} recovered{_at(sum(word in v.recovered for v in grid), len(grid))}")
-    said = "; ".join(words) or "undecided"
-    return f"{row.name} at random weights: {said} (preliminary; accuracy and the trained model follow)."
+    leaks = "; ".join(words) or "undecided"
+    return f"{row.name} at random weights: {leaks} (preliminary; accuracy and the trained model follow)."
 
 
 def _at(count: int, number: int) -> str:
