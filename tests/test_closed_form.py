@@ -179,6 +179,13 @@ def large_system(step: float | None, outputs: int) -> LayerSystem:
     )
 
 
+def test_a_large_system_without_an_active_row_is_solved() -> None:
+    system = large_system(None, 10)
+    dead = replace(system, slopes=np.zeros_like(system.slopes))
+    solution = dead.solve()
+    assert np.isfinite(solution.u).all() and np.abs(dead.slope(solution.u)).max() < 1e-3
+
+
 @pytest.mark.parametrize("step", [None, 0.1])
 @pytest.mark.parametrize(("outputs", "inverse"), [(10, RowInverse), (40, DenseInverse)])
 def test_rough_inverses_lead_to_the_exact_solution_and_its_variances(
