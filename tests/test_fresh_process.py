@@ -22,7 +22,7 @@ import ppbench.task.imagefolder, ppbench.task.synthetic
 heavy = {"torchvision", "sklearn", "pandas", "pyarrow", "PIL", "lpips"} & set(sys.modules)
 assert not heavy, heavy
 import ppbench.run.evaluation, ppbench.commands.terminal
-heavy = {"matplotlib", "seaborn", "jinja2"} & set(sys.modules)
+heavy = {"matplotlib", "seaborn", "jinja2", "sklearn", "scipy.stats", "scipy.optimize"} & set(sys.modules)
 assert not heavy, heavy
 for case in sys.argv[1:]:
     if not (child := os.fork()):

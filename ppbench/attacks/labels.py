@@ -17,9 +17,9 @@ from itertools import combinations_with_replacement, islice
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -115,7 +115,7 @@ def possible_classes(span: NDArray[np.float64]) -> Tensor:
 def _largest_least(span: NDArray[np.float64], label: int) -> float:
     """Return the largest least other entry over vectors of a span that are -1 at the label; -inf if none is."""
     others = np.delete(span, label, 0)
-    result = linprog(
+    result = scipy.optimize.linprog(
         np.append(np.zeros(span.shape[1]), -1.0),
         A_ub=np.hstack([-others, np.ones((len(others), 1))]),
         b_ub=np.zeros(len(others)),

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import special, stats
 
 from ppbench.metrics.intervals import Estimate, Interval, unsupported
 
@@ -61,11 +61,11 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float = DELTA) -> flo
     """
     if not (0 <= v <= r <= m and epsilon >= 0 and 0 <= delta <= 1):
         raise ValueError(f"{v} right of {r} guesses on {m} examples at epsilon {epsilon}, delta {delta}: out of range")
-    rate = float(special.expit(epsilon))
-    beta = float(stats.binom.sf(v - 1, r, rate))
+    rate = float(scipy.special.expit(epsilon))
+    beta = float(scipy.stats.binom.sf(v - 1, r, rate))
     if v == 0 or delta == 0:
         return min(beta, 1.0)
-    below = stats.binom.pmf(np.arange(v - 1, -1, -1), r, rate).cumsum()
+    below = scipy.stats.binom.pmf(np.arange(v - 1, -1, -1), r, rate).cumsum()
     alpha = float((below / np.arange(1, v + 1)).max())
     return min(beta + alpha * delta * 2 * m, 1.0)
 
@@ -101,7 +101,7 @@ TradeOff = Callable[[float], float]
 
 def gaussian_tradeoff(mu: float) -> TradeOff:
     """Return the trade-off function of mu-GDP (Dong, Roth and Su 2022); mu: sensitivity over noise."""
-    return lambda p: float(special.ndtr(special.ndtri(p) - mu))
+    return lambda p: float(scipy.special.ndtr(scipy.special.ndtri(p) - mu))
 
 
 def gdp_epsilon(mu: float, delta: float = DELTA) -> float:
@@ -110,8 +110,8 @@ def gdp_epsilon(mu: float, delta: float = DELTA) -> float:
         return 0.0
 
     def above(epsilon: float) -> bool:
-        tail = math.exp(epsilon + float(special.log_ndtr(-epsilon / mu - mu / 2)))
-        return float(special.ndtr(-epsilon / mu + mu / 2)) - tail > delta
+        tail = math.exp(epsilon + float(scipy.special.log_ndtr(-epsilon / mu - mu / 2)))
+        return float(scipy.special.ndtr(-epsilon / mu + mu / 2)) - tail > delta
 
     return _largest(above)
 
@@ -191,7 +191,7 @@ def two_gaussians(mu: float, sigma: float, delta: float = DELTA) -> float:
         np.linspace(-LAW_WIDTH, LAW_WIDTH, POINTS), np.linspace(mu - LAW_WIDTH * sigma, mu + LAW_WIDTH * sigma, POINTS)
     )
     cell = np.gradient(x)
-    out, inside = stats.norm.logpdf(x), stats.norm.logpdf(x, mu, sigma)
+    out, inside = scipy.stats.norm.logpdf(x), scipy.stats.norm.logpdf(x, mu, sigma)
 
     def lost(p: NDArray[np.float64], q: NDArray[np.float64], epsilon: float) -> float:
         share = -np.expm1(np.minimum(epsilon - (p - q), 0.0))
@@ -214,7 +214,7 @@ def deviation_near_one(values: NDArray[np.float64]) -> float:
     difference from the absent canaries' deviation of 1 may count.
     """
     freedom, variance = len(values) - 1, float(values.var(ddof=1))
-    low, high = (math.sqrt(freedom * variance / stats.chi2.ppf(tail, freedom)) for tail in (0.995, 0.005))
+    low, high = (math.sqrt(freedom * variance / scipy.stats.chi2.ppf(tail, freedom)) for tail in (0.995, 0.005))
     return min(max(1.0, low), high)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy
 
 from ppbench.metrics.intervals import Floats
 
@@ -126,5 +126,5 @@ def match(guess: Tensor, truth: Tensor, data_range: DataRange = (0.0, 1.0)) -> l
     cost = ((target[:, None] - raw.clip(*data_range)[None]) ** 2).sum(axis=2)
     # All pairs of a failed reconstruction cost the same, so that it changes no other pair.
     cost[:, ~finite] = float(cost[:, finite].max(initial=0.0)) + 1.0
-    rows, columns = linear_sum_assignment(cost)
+    rows, columns = scipy.optimize.linear_sum_assignment(cost)
     return [int(column) for _, column in sorted(zip(rows, columns, strict=True))]

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 CONFIDENCE = 0.95
 REPLICATES = 2000
@@ -66,8 +66,8 @@ def clopper_pearson(successes: float, n: float, method: str = "Clopper-Pearson")
     if n <= 0 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} trials is no proportion")
     tail = (1 - CONFIDENCE) / 2
-    low = 0.0 if successes == 0 else float(stats.beta.ppf(tail, successes, n - successes + 1))
-    high = 1.0 if successes == n else float(stats.beta.ppf(1 - tail, successes + 1, n - successes))
+    low = 0.0 if successes == 0 else float(special.betaincinv(successes, n - successes + 1, tail))
+    high = 1.0 if successes == n else float(special.betaincinv(successes + 1, n - successes, 1 - tail))
     return Interval(low, high, method)
 
 
@@ -101,7 +101,7 @@ def lower_bound(units: Sequence[NDArray[np.bool_]], tail: float = (1 - CONFIDENC
     if len(units) < 2 or not share:
         return 0.0
     count = n / (1 + (float((sizes**2).sum()) / n - 1) * CLUSTER_CORRELATION)
-    return float(stats.beta.ppf(tail, share * count, count - share * count + 1))
+    return float(special.betaincinv(share * count, count - share * count + 1, tail))
 
 
 def upper_bound(units: Sequence[NDArray[np.bool_]], tail: float = (1 - CONFIDENCE) / 2) -> float:
@@ -116,7 +116,7 @@ def _effective_size(hits: Floats, sizes: Floats, share: float) -> float:
     variance = units / (units - 1) * float(((hits - share * sizes) ** 2).sum()) / n**2
     size = n if variance == 0 else share * (1 - share) / variance
     tail = (1 + CONFIDENCE) / 2
-    return float(np.clip(size * (stats.t.ppf(tail, n - 1) / stats.t.ppf(tail, units - 1)) ** 2, 1.0, n))
+    return float(np.clip(size * (special.stdtrit(n - 1, tail) / special.stdtrit(units - 1, tail)) ** 2, 1.0, n))
 
 
 def statistic(values: Floats, name: Statistic) -> Floats:

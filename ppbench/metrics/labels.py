@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-from scipy import stats
+import numpy as np
+from scipy import special
 
 from ppbench.metrics.intervals import Estimate, clopper_pearson, unsupported
 
@@ -24,9 +25,10 @@ def multiset_hits(guess: Sequence[int], truth: Sequence[int]) -> list[bool]:
 def multiset_chance(classes: int, batch: int) -> float:
     """Return the expected multiset accuracy of `batch` uniform guesses against `batch` uniform labels of C `classes`.
 
-    (C / B) sum_k P(X >= k)^2 with X ~ Binomial(B, 1/C): the expected minimum of two independent counts of a class.
+    (C / B) sum_k P(X >= k)^2 over k = 1 to B, X ~ Binomial(B, 1/C): the expected minimum of two independent counts.
     """
-    tails = stats.binom.sf(range(batch), batch, 1 / classes)
+    counts = np.arange(1, batch + 1)
+    tails = special.betainc(counts, batch + 1 - counts, 1 / classes)
     return float(classes / batch * (tails**2).sum())
 
 

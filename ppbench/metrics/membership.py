@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score, roc_curve
 
 from ppbench.metrics.intervals import (
     Estimate,
@@ -46,6 +45,8 @@ class Roc:
 
 def roc(half: Half) -> Roc | None:
     """Return the ROC curve of a half, or of several halves `merged`; None if members or non-members are missing."""
+    from sklearn.metrics import roc_curve
+
     if _one_class([half]) is not None:
         return None
     false, true, _ = roc_curve(half.member, half.score, drop_intermediate=False)
@@ -75,6 +76,8 @@ def _size(halves: Sequence[Half]) -> int:
 
 def auc(halves: Sequence[Half], seed: int) -> Estimate:
     """Return the mean area under the ROC curve of the halves, in [0, 1], chance 0.5."""
+    from sklearn.metrics import roc_auc_score
+
     reason = _one_class(halves)
     if reason is not None:
         return unsupported(_size(halves), reason, 0.5)
@@ -95,6 +98,8 @@ def asr(halves: Sequence[Half], seed: int) -> Estimate:
 
 def operating_point(half: Half, fpr: float) -> tuple[float, float]:
     """Return (TPR, realized FPR) at the threshold with the greatest TPR among those with FPR <= `fpr`."""
+    from sklearn.metrics import roc_curve
+
     false, true, _ = roc_curve(half.member, half.score, drop_intermediate=False)
     allowed = np.flatnonzero(false <= fpr)
     best = allowed[np.argmax(true[allowed])]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from ppbench.base.errors import Exit
 from ppbench.metrics.intervals import CONFIDENCE, proportion
@@ -77,7 +77,7 @@ def widened(metric: Metric | None, cells: int) -> tuple[float, float] | None:
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return None
     tail = (1 - CONFIDENCE) / 2
-    stretch = float(stats.norm.isf(tail / max(1, cells)) / stats.norm.isf(tail))
+    stretch = float(special.ndtri(tail / max(1, cells)) / special.ndtri(tail))
     return metric.value - (metric.value - metric.low) * stretch, metric.value + (metric.high - metric.value) * stretch
 
 
@@ -260,7 +260,9 @@ def _chance_probability(record: Record) -> float:
 
 @lru_cache(maxsize=4096)
 def _binomial(share: float, n: int, chance: float) -> float:
-    return float(stats.binom.sf(round(share * n) - 1, n, chance))
+    """Return the probability of at least share * n successes of n."""
+    hits = round(share * n)
+    return float(special.betainc(hits, n - hits + 1, chance)) if hits > 0 else 1.0
 
 
 # -- Whether all requested cells are there: the exit code of evaluations and sweeps --

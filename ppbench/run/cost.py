@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 
+import scipy
 import torch
-from scipy.stats import binom
 
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow
@@ -287,7 +287,7 @@ def _seconds(client: Client) -> float:
 
 def median_interval(ordered: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the order statistics that bound the median of the population with 95 % or more; (None, None) below six."""
-    rank = int(binom.ppf(0.025, len(ordered), 0.5))
+    rank = int(scipy.stats.binom.ppf(0.025, len(ordered), 0.5))
     return (ordered[rank - 1], ordered[-rank]) if rank else (None, None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +23,26 @@ def digits(argument: str, *, seed: int, root: Path) -> Dataset:
     The optical digits of UCI (Alpaydin and Kaynak 1998); pixels are counts 0..16, given as count / 16. The stratified
     split 80 : 20 is fixed and does not depend on `seed`.
     """
-    from sklearn.datasets import load_digits
-
     no_argument("digits", argument)
-    raw = load_digits()
-    x = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16
-    y = torch.tensor(raw.target, dtype=torch.int64)
+    rows = torch.from_numpy(_digit_rows())
+    x, y = rows[:, :-1].float().reshape(-1, 1, 8, 8) / 16, rows[:, -1].long()
     train, test = (Split(x[index], y[index], 10) for index in hold_out(y, 5, seed=0))
     return Dataset("digits", train, test, classes=10, shape=(1, 8, 8), data_range=(0.0, 1.0))
+
+
+def _digit_rows() -> NDArray[np.float64]:
+    """Return 64 counts and the class of each image [1797, 65], as `sklearn.datasets.load_digits` reads them.
+
+    The file is looked for first: importing scikit-learn takes half a second in every process.
+    """
+    package = find_spec("sklearn")
+    assert package is not None and package.origin is not None  # a requirement
+    file = Path(package.origin).parent / "datasets/data/digits.csv.gz"
+    if not file.exists():
+        from sklearn.datasets import load_digits
+
+        return np.column_stack(load_digits(return_X_y=True))
+    return np.loadtxt(file, delimiter=",")
 
 
 # -- Synthetic images with masks: discs, rectangles and triangles on a textured background --

@@ -6,9 +6,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import scipy
 import torch
-from scipy import stats
-from scipy.optimize import nnls
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, one_hot
@@ -281,7 +280,7 @@ class LinearSketch:
             uneven = torch.eye(classes - 1, dtype=torch.float64) - 1 / (classes - 1)
             rows = torch.cat([edges, uneven * edges.norm() / (classes - 1) ** 0.5])
             right = torch.cat([self.s, self.s.new_zeros(classes - 1)])
-            residuals.append(float(nnls(rows.numpy(), right.numpy(), maxiter=NNLS_STEPS)[1]))
+            residuals.append(float(scipy.optimize.nnls(rows.numpy(), right.numpy(), maxiter=NNLS_STEPS)[1]))
         return torch.tensor(residuals).argmin(keepdim=True)
 
 
@@ -407,7 +406,7 @@ EXACT_UP_TO = 50  # samples up to which the exact law of the statistic is used
 def histogram_test(real: Tensor, noise: Tensor) -> Any:
     """Return the Kolmogorov-Smirnov `statistic` and `pvalue` of differences [K] on real and [K'] on noise inputs."""
     method = "exact" if min(len(real), len(noise)) <= EXACT_UP_TO else "asymp"
-    return stats.ks_2samp(real.double().cpu().numpy(), noise.double().cpu().numpy(), method=method)
+    return scipy.stats.ks_2samp(real.double().cpu().numpy(), noise.double().cpu().numpy(), method=method)
 
 
 def most_alike(plan: Plan, rounds: Sequence[Equations], labels: Tensor, generator: torch.Generator) -> int | None:

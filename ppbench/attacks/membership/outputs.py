@@ -10,9 +10,6 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.neural_network import MLPClassifier
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
@@ -172,6 +169,10 @@ class OutputClassifier(MembershipAttack):
 
     def _probability(self, known: Floats, member: NDArray[np.bool_], unknown: Floats, seeds: list[int]) -> Floats:
         """Return the mean probability [A] of membership of `unknown` [A, F], learned from `known` [K, F]."""
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.neural_network import MLPClassifier
+        from sklearn.preprocessing import StandardScaler
+
         scaler = StandardScaler().fit(known)
         inputs, queries = (scaler.transform(part).clip(-MOST_DEVIATIONS, MOST_DEVIATIONS) for part in (known, unknown))
         total: Floats = np.zeros(len(unknown))

@@ -7,8 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
@@ -61,6 +59,9 @@ class Stack(AuditAttack):
 
     def answer(self, plan: Plan, signal: Tensor, question: MembershipQuestion, generator: torch.Generator) -> Guess:
         """Return log odds [Q] and decisions [Q] by the best threshold on the known half; random without any signal."""
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.preprocessing import StandardScaler
+
         columns = torch.stack([finite_scores(column) for column in signal.T], 1)
         columns = columns[:, [len(column.unique()) > 1 for column in columns.T]]
         member = question.members.numpy()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.func import vmap
 
@@ -331,6 +330,8 @@ class UploadMembers(MembershipAttack):
 
     def answer(self, plan: Plan, signal: Tensor, question: MembershipQuestion, generator: torch.Generator) -> Guess:
         """Return scores [Q] and decisions by the ridge that best separates the known half; of equals the strongest."""
+        from sklearn.metrics import roc_auc_score
+
         member = question.members
         if not member.any() or member.all():
             return super().answer(plan, signal[:, 0], question, generator)

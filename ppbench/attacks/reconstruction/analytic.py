@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import scipy
 import torch
-from scipy import stats
-from scipy.optimize import minimize_scalar, nnls
 from torch import Tensor, nn
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
@@ -124,7 +123,7 @@ def mean_image(rows: LayerRows) -> Tensor | None:
     slope = torch.where(known, (seen * bias * weight).sum(0) / power.clamp(min=1e-300), 0.0)
     left, whole = float((seen * (weight - bias * slope) ** 2).sum()), float((seen * weight**2).sum())
     units, pixels = int((seen > 0).any(1).sum()), int(known.sum())
-    needed = 0.0 if units == 1 else float(stats.f.isf(NOISE_CHANCE, pixels, (units - 1) * pixels))
+    needed = 0.0 if units == 1 else float(scipy.stats.f.isf(NOISE_CHANCE, pixels, (units - 1) * pixels))
     if whole == 0 or (whole - left) * (units - 1) < needed * left:
         return None
     x = slope * (rows.weight.abs().max() / rows.bias.abs().max())
@@ -198,7 +197,7 @@ def _corners(recurring: list[tuple[Tensor, Tensor]], slack: float) -> list[tuple
     kept = []
     for i, item in enumerate(recurring):
         others = [j for j in range(len(recurring)) if j != i]
-        _, distance = nnls(columns[:, others], columns[:, i])
+        _, distance = scipy.optimize.nnls(columns[:, others], columns[:, i])
         if distance > 10 * slack * math.sqrt(images.shape[1]):
             kept.append(item)
     return kept
@@ -300,7 +299,7 @@ def best_scale(mismatch: Mismatch, image: Tensor, labels: Sequence[int]) -> Matc
                     place, best = sign * k * step, Match(sign * k * step * unit, label, value)
     if not ROUNDED_MISMATCH < best.mismatch < math.inf or mismatch.left < mismatch.price:
         return best
-    result = minimize_scalar(
+    result = scipy.optimize.minimize_scalar(
         lambda scale: min(mismatch(scale * unit, best.label), 1e300),  # beyond the budget: a large finite value
         bounds=(place - step, place + step),
         method="bounded",

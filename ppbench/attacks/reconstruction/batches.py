@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 from torch.func import grad, jacfwd, vmap
 from torch.nn.functional import one_hot
@@ -138,7 +138,7 @@ class HeadGradient:
         sides = np.concatenate([right[:, :-1].T, -right[:, :-1].T])
         bounds = np.repeat([high + slack, slack - low], right.shape[1] - 1)
         corners = [
-            linprog(way, sides, bounds, right[:, -1][None], [1.0], (None, None))
+            scipy.optimize.linprog(way, sides, bounds, right[:, -1][None], [1.0], (None, None))
             for way in draws.standard_normal((KEPT * KEPT, len(right)))
         ]
         classes = (self.left * self.size).numpy()

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
 RANK_GAP = 30.0
@@ -150,7 +150,7 @@ class DirectionCandidates:
         others = others / span.values
         chosen = torch.rand(len(others), generator=self.generator) < torch.rand(1, generator=self.generator)
         one = torch.cat([self.one, others[chosen] / others[chosen].norm(dim=1, keepdim=True)])
-        corner = linprog(
+        corner = scipy.optimize.linprog(
             direction.numpy(),
             A_ub=self.sides,
             b_ub=np.full(len(self.sides), 1e-7),

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+import scipy
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
@@ -248,7 +248,7 @@ def rounded_order(training: LocalTraining, order: Tensor) -> Tensor:
     for row, logits in zip(fixed.view(-1, *order.shape[-2:]), order.reshape(-1, *order.shape[-2:]), strict=True):
         for t in range(0, len(steps), len(sizes)):
             score = logits.log_softmax(-1)[t : t + len(sizes)][seats].double().nan_to_num().cpu()
-            places, images = linear_sum_assignment(score.numpy(), maximize=True)
+            places, images = scipy.optimize.linear_sum_assignment(score.numpy(), maximize=True)
             row[t + seats[places], images] = STEP_LOGIT
     return fixed
 

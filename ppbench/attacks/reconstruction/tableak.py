@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import scipy
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -225,4 +225,4 @@ def paired_rows(one: Tensor, other: Tensor, labels: Tensor, others: Tensor) -> T
     """Return the row [N] of `other` [N, D] that belongs to each of `one`, by least squared distance and equal label."""
     differ = labels.argmax(-1)[:, None] != others.argmax(-1)[None]
     cost = torch.cdist(one.double(), other.double()).square() + LABEL * differ
-    return torch.from_numpy(linear_sum_assignment(cost.nan_to_num(nan=LABEL).cpu().numpy())[1])
+    return torch.from_numpy(scipy.optimize.linear_sum_assignment(cost.nan_to_num(nan=LABEL).cpu().numpy())[1])

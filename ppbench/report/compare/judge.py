@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from ppbench.metrics.intervals import CONFIDENCE, REPLICATES, Floats
 from ppbench.metrics.spec import Rule
@@ -38,7 +38,7 @@ from ppbench.report.worst import Measured, cell_of, worst_case
 
 RowStatus = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
 SIGNIFICANCE = 1 - CONFIDENCE
-_Z_ONE_ROW = float(stats.norm.isf(SIGNIFICANCE / 2))
+_Z_ONE_ROW = float(-scipy.special.ndtri(SIGNIFICANCE / 2))
 MOST_VICTIMS = 10**6
 """Numbers of victims beyond this are not named: such a row cannot be decided."""
 
@@ -187,7 +187,7 @@ def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | N
     else:
         times = 1.0 if not adjusted or change.p <= 0 else max(1.0, adjusted / change.p)
         half = change.worse - change.low
-        margin = change.worse * _Z_ONE_ROW / float(stats.norm.isf(SIGNIFICANCE / times / 2))
+        margin = change.worse * _Z_ONE_ROW / float(scipy.stats.norm.isf(SIGNIFICANCE / times / 2))
     if margin <= shared:
         return None
     number = change.n * (half**2 - shared**2) / (margin**2 - shared**2)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from ppbench.metrics.epsilon import DELTA, epsilon_lower
 from ppbench.metrics.intervals import CONFIDENCE, REPLICATES, Floats
@@ -190,7 +190,7 @@ def _bound(m: int, r: int, v: int, delta: float) -> float:
 
 _BLOCK = 4_000_000  # resampled values held in memory at a time
 _TAIL = (1 - CONFIDENCE) / 2
-_Z = float(stats.norm.isf(_TAIL))
+_Z = float(-scipy.special.ndtri(_TAIL))
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def with_luck(estimated: Change, luck: float, seeds: int) -> Change:
     high = estimated.worse + math.hypot(estimated.high - estimated.worse, _Z * spread)
     toward = low if estimated.worse > 0 else high
     z = _Z * abs(estimated.worse) / abs(estimated.worse - toward)
-    p = max(estimated.p, float(2 * stats.norm.sf(z)))
+    p = max(estimated.p, float(2 * scipy.stats.norm.sf(z)))
     method = f"{estimated.method}; luck of training {luck:g}"
     return replace(estimated, low=low, high=high, p=p, luck=spread, method=method)
 
@@ -276,8 +276,8 @@ def mid_p(gained: int, lost: int) -> float:
     """Return McNemar's two-sided mid-p of `gained` and `lost` discordant pairs; 1 of none."""
     fewer, total = min(gained, lost), gained + lost
     if gained == lost:
-        return 1 - 0.5 * float(stats.binom.pmf(fewer, total, 0.5)) if total else 1.0
-    return float(2 * stats.binom.cdf(fewer, total, 0.5) - stats.binom.pmf(fewer, total, 0.5))
+        return 1 - 0.5 * float(scipy.stats.binom.pmf(fewer, total, 0.5)) if total else 1.0
+    return float(2 * scipy.stats.binom.cdf(fewer, total, 0.5) - scipy.stats.binom.pmf(fewer, total, 0.5))
 
 
 def replicated(sample: Sample, rule: Rule, generator: np.random.Generator) -> tuple[Floats, Floats]:
@@ -326,7 +326,7 @@ def resampled(base: float, new: float, worse: Floats, units: int, n: int, method
     elif spread == 0 or units < 2:
         p = 0.0
     else:
-        p = float(2 * stats.t.sf(abs(estimate) / spread, units - 1))
+        p = float(2 * scipy.stats.t.sf(abs(estimate) / spread, units - 1))
     floor = 2.0 ** (1 - units)
     p = min(1.0, max(p, floor))
     return Change(base, new, estimate, float(low), float(high), p, n, method, units=units, floor=floor)
@@ -362,6 +362,6 @@ def unpaired(base: Sequence[ModelFigure], new: Sequence[ModelFigure], safer: boo
     low, high = (worse - down, worse + up) if sign > 0 else (worse - up, worse + down)
     toward = low if worse > 0 else high
     spread = abs(worse - toward) / _Z
-    p = 1.0 if worse == 0 else 0.0 if spread == 0 else float(2 * stats.norm.sf(abs(worse) / spread))
+    p = 1.0 if worse == 0 else 0.0 if spread == 0 else float(2 * scipy.stats.norm.sf(abs(worse) / spread))
     n = sum(level.n for level in base)
     return Change(left, right, worse, low, high, p, n, "independent samples, MOVER")
