@@ -1,6 +1,7 @@
 """The first line and the signal of trust, from fabricated records: what each says, and that it could say otherwise."""
 
 import io
+import re
 from fnmatch import fnmatchcase
 
 import pytest
@@ -411,7 +412,19 @@ def test_progress_names_the_cell_that_ended_and_what_did_not_complete():
     bars.cell("complete", "spn, ig, init, batch 1")
     bars.cell("failed", "spn, dlg, init, batch 8")
     (task,) = bars._bars.tasks
-    assert task.fields["unit"] == "cells (1 failed, spn, dlg, init, batch 8)"
+    assert task.fields["details"] == "(1 failed, spn, dlg, init, batch 8)"
+
+
+def test_a_narrow_terminal_cuts_the_details_of_progress_alone(monkeypatch):
+    """At 80 columns it read "211/… cells (spn, tracing, init, batch 8), left 0:0… gone 0:01:…"."""
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr("ppbench.base.bars.Console", lambda stderr: console)
+    bars = Bars()
+    bars.expect("attacking", 2110)
+    with bars:
+        bars.cell("complete", "spn alpha2=0.5, tracing, init, batch 8")
+    assert re.search(r"cells +━* +0/2110 0:00:00 -:--:-- remaining \(spn", out.getvalue())
 
 
 def test_an_attack_that_has_nothing_to_read_is_not_applicable_and_has_not_failed(fabricate):

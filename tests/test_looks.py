@@ -120,7 +120,7 @@ def test_a_draft_is_not_attacked_again_and_a_failed_one_is(tmp_path, undrawn, mo
         return attempt(bench, cell, *rest)
 
     monkeypatch.setattr(Bench, "_run_attack", counted)
-    options = {**TINY, "attack_batch": (2,), "stages": ("init",)}
+    options = {**TINY, "attack_batch": (5,), "stages": ("init",)}
     heard = Heard()
     evaluation = evaluate(**options, out=tmp_path / "out", workers=1, progress=heard)
     assert heard.left == 0 and len(heard.first) == 1

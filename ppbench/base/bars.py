@@ -15,20 +15,24 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 
 class Bars:
     """Progress bars on stderr, one per phase, with the time left."""
 
     def __init__(self, quiet: bool = False) -> None:
+        def whole(width: int) -> Column:
+            """Return a column that a narrow terminal does not cut; the last one, of details, is cut instead."""
+            return Column(no_wrap=True, min_width=width)
+
         self._bars = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}, left"),
-            TimeRemainingColumn(),
-            TextColumn("gone"),
-            TimeElapsedColumn(),
+            TextColumn("{task.description}", table_column=whole(15)),
+            BarColumn(bar_width=16, table_column=whole(16)),
+            MofNCompleteColumn(table_column=whole(9)),
+            TimeElapsedColumn(table_column=whole(7)),
+            TimeRemainingColumn(table_column=whole(7)),
+            TextColumn("remaining {task.fields[details]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=Console(stderr=True),
             disable=quiet,
         )
@@ -49,7 +53,7 @@ class Bars:
             self._bars.update(self._tasks[phase], total=total + steps)
         elif steps:
             unit = "rounds" if phase == "training" else "cells"
-            self._tasks[phase] = self._bars.add_task(phase, total=steps, unit=unit)
+            self._tasks[phase] = self._bars.add_task(f"{phase} {unit}", total=steps, details="")
 
     def advance(self, phase: str, steps: int) -> None:
         """Move the bar of a phase by `steps`."""
@@ -61,7 +65,7 @@ class Bars:
         self._ended[status] += 1
         counts = [f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete"]
         details = ", ".join(word for word in (*counts, about) if word)
-        self._bars.update(self._tasks["attacking"], unit=f"cells ({details})" if details else "cells")
+        self._bars.update(self._tasks["attacking"], details=f"({details})" if details else "")
 
     def ready(self, records: Sequence[object]) -> None:
         """Take the records of the first answer. Nothing is shown here; callers that can read records use `say`."""
