@@ -66,7 +66,7 @@ def recorded_options(*parts: BaseModel) -> dict[str, Any]:
 SEARCHES = ("dlg", "idlg", "adaptive_server", "fedavg_inversion")
 QUICK_BUDGETS: dict[str, Scalar] = {
     "adaptive_spn.inversion_budget": 100,
-    "adaptive_spn.joint_budget": 1000,
+    "adaptive_spn.joint_budget": 600,
     "adaptive_server.budget": 600,
     "closed_form.largest_batch": 4,
 }

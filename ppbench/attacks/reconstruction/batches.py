@@ -23,6 +23,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import SolvedLayer
 from ppbench.attacks.reconstruction.features import recover_features
+from ppbench.attacks.reconstruction.gauss_newton import Minimum, minimized
 from ppbench.attacks.reconstruction.linear_systems import CERTAIN, LayerSystem, Prior
 from ppbench.attacks.reconstruction.stage_inputs import ROUNDING, KnownMaps, StageProblem
 from ppbench.attacks.reconstruction.stages import ConvolutionStage, Stages
@@ -297,10 +298,8 @@ def descended(
 
 # -- Images and cotangents together, by the whole gradient: Levenberg and Marquardt's method with exact slopes --
 
-STEPS, TRIALS = 60, 12
-"""Steps, at most, and dampings that are tried for one."""
-DAMPING, EASED, RAISED = 1e-3, 0.2, 6.0
-"""Damping at first, and its factors after a better and a worse step."""
+STEPS = 60
+"""Steps, at most."""
 CONVERGED = 1e-2
 """Relative decrease of the squared residual below which the search ends, once the gradient is explained."""
 BATCH_EXPLAINED = 1e-5
@@ -386,49 +385,23 @@ class WholeGradient:
         pixels = self.batch * self.widths[0]
         return torch.cat([(z[:pixels] - self.prior.middle) / self.prior.width**2, torch.zeros_like(z[pixels:])])
 
-    def loss(self, z: Tensor, residual: Tensor) -> float:
+    def objective(self, z: Tensor, residual: Tensor) -> float:
         """Return the squared residual, with that of the prior."""
         off = self.off(z)
         return float((residual * residual).sum() + (off * off).sum() * self.prior.width**2)
 
-    def normal(self, slopes: Tensor) -> Tensor:
-        """Return the normal matrix, with the prior's."""
-        matrix: Tensor = slopes.T @ slopes
-        matrix.diagonal()[: self.batch * self.widths[0]] += self.prior.width**-2
-        return matrix
+    def linearized(self, z: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the normal matrix, with the prior's, and half the objective's gradient."""
+        slopes = self.slopes(z)
+        normal: Tensor = slopes.T @ slopes
+        normal.diagonal()[: self.batch * self.widths[0]] += self.prior.width**-2
+        return normal, slopes.T @ residual + self.off(z)
 
 
-@dataclass(frozen=True)
-class Corrected:
-    """The end of the search: unknowns z, residual [rows] and normal matrix there, gradient evaluations spent."""
-
-    z: Tensor
-    residual: Tensor
-    normal: Tensor
-    evaluations: int
-
-
-def corrected(whole: WholeGradient, z: Tensor) -> Corrected:
+def corrected(whole: WholeGradient, z: Tensor) -> Minimum:
     """Return where damped Gauss-Newton steps from z end."""
-    residual, damping, spent = whole.residual(z), DAMPING, 1
-    loss, columns, seen = whole.loss(z, residual), sum(whole.widths), whole.rows * (BATCH_EXPLAINED / ROUNDING) ** 2
-    for _ in range(STEPS):
-        slopes = whole.slopes(z)
-        normal, slope, spent = whole.normal(slopes), slopes.T @ residual + whole.off(z), spent + columns
-        before = loss
-        for _ in range(TRIALS):
-            scale = normal.diagonal().clamp(min=1e-14 * float(normal.diagonal().max()))
-            factor, failed = torch.linalg.cholesky_ex(normal + torch.diag(damping * scale))
-            trial = z - torch.cholesky_solve(slope[:, None], factor)[:, 0]
-            left = whole.residual(trial)
-            after, spent = whole.loss(trial, left), spent + 1
-            if not int(failed) and after < loss:
-                z, residual, loss, damping = trial, left, after, EASED * damping
-                break
-            damping *= RAISED
-        if loss == before or (loss > (1 - CONVERGED) * before and loss < seen):
-            break
-    return Corrected(z, residual, whole.normal(whole.slopes(z)), spent + columns)
+    enough = whole.rows * (BATCH_EXPLAINED / ROUNDING) ** 2
+    return minimized(whole, z, cost=sum(whole.widths), steps=STEPS, progress=CONVERGED, enough=enough)
 
 
 @dataclass(frozen=True)
@@ -477,8 +450,9 @@ def rebuilt_batch(
     unknown = [torch.from_numpy(images), examples.cotangents, *([examples.cotangents @ head] if whole.secret else [])]
     end = corrected(whole, torch.cat([part.flatten() for part in unknown]))
     x, cotangents, _ = whole.parts(end.z)
+    spent = end.evaluations + sum(whole.widths)  # the reports linearize once more
     return RebuiltBatch(
-        x.view(-1, *plan.spec.shape), cotangents.argmin(1), _reports(stages, whole, end, examples), end.evaluations
+        x.view(-1, *plan.spec.shape), cotangents.argmin(1), _reports(stages, whole, end, examples), spent
     )
 
 
@@ -492,13 +466,14 @@ def _pixels(plan: Plan) -> Prior:
 
 
 def _reports(
-    stages: Stages, whole: WholeGradient, end: Corrected, examples: SeparatedExamples
+    stages: Stages, whole: WholeGradient, end: Minimum, examples: SeparatedExamples
 ) -> tuple[SolvedLayer, ...]:
     """Return how well features and images were determined, both by the whole gradient."""
-    values = torch.linalg.eigvalsh(end.normal)
+    normal = whole.linearized(end.z, end.residual)[0]
+    values = torch.linalg.eigvalsh(normal)
     pixels = whole.batch * whole.widths[0]
     excess = max(1.0, float((end.residual**2).sum()) / max(whole.rows - len(end.z), 1))
-    variance = torch.linalg.inv(end.normal).diagonal()[:pixels]
+    variance = torch.linalg.inv(normal).diagonal()[:pixels]
     determined = int((variance < CERTAIN * whole.prior.width**2).sum())
     deviation = (excess * float(variance.view(whole.batch, -1).mean(1).max())) ** 0.5
     residual = ROUNDING * float((end.residual**2).mean().sqrt())

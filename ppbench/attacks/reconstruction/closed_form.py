@@ -88,7 +88,7 @@ class ClosedForm(Attack):
     """
 
     name: ClassVar[str] = "closed_form"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     exact: ClassVar[bool] = True
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
@@ -158,7 +158,7 @@ def _is_refinable(rebuilt: Rebuilt, evidence: Evidence) -> bool:
 def _refined(rebuilt: Rebuilt, evidence: Evidence, plan: Plan, labels: Tensor) -> tuple[Tensor, int]:
     """Return the most probable image near the rebuilt one, that itself if none explains more, and evaluations spent."""
     y = one_hot(labels, plan.spec.classes).double()
-    problem = GradientProblem(evidence, y, rebuilt.noise, _image_prior(plan), plan.data_range)
+    problem = GradientProblem(evidence, y, rebuilt.noise, plan.spec.shape, _image_prior(plan), plan.data_range)
     start = rebuilt.image.clamp(*plan.data_range)
     try:
         answer = problem.refined(start)

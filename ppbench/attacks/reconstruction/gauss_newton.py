@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
-import scipy.linalg as sl
 import torch
 from torch import Tensor
 from torch.func import jvp, vmap
@@ -22,10 +22,66 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise
 from ppbench.metrics.intervals import Floats
 
+# -- Damped steps (Levenberg and Marquardt) --
+
+DAMPING, EASED, RAISED, HOPELESS = 1e-3, 0.2, 6.0, 1e6
+"""Damping at first, its factors after a better and a worse step, and the one at which the search ends."""
+LEAST_SCALE = 1e-14
+"""Smallest diagonal entry that damping scales with, relative to the largest."""
+
+
+class LeastSquares(Protocol):
+    """A penalized sum of squares to minimize over a vector z [n], float64."""
+
+    def residual(self, z: Tensor) -> Tensor:
+        """Return the residuals [P] at z."""
+
+    def objective(self, z: Tensor, residual: Tensor) -> float:
+        """Return the sum of squares of `residual` and the penalty of z."""
+
+    def linearized(self, z: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the normal matrix [n, n] and half the objective's gradient [n] at z, on the CPU."""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Where damped Gauss-Newton steps end: z [n], the residuals [P] there, and gradient evaluations spent."""
+
+    z: Tensor
+    residual: Tensor
+    evaluations: int
+
+
+def minimized(fit: LeastSquares, z: Tensor, *, cost: int, steps: int, progress: float, enough: float) -> Minimum:
+    """Return where damped Gauss-Newton steps from z end.
+
+    cost: gradient evaluations of a linearization; steps: at most. Below the objective `enough`, the search ends at a
+    relative decrease below `progress`.
+    """
+    residual, damping, spent = fit.residual(z), DAMPING, 1
+    size = fit.objective(z, residual)
+    for _ in range(steps):
+        normal, slope = fit.linearized(z, residual)
+        scale = normal.diagonal().clamp(min=LEAST_SCALE * float(normal.diagonal().max()))
+        spent, before = spent + cost, size
+        while damping <= HOPELESS:
+            factor, failed = torch.linalg.cholesky_ex(normal + torch.diag(damping * scale))
+            trial = z - torch.cholesky_solve(slope[:, None], factor)[:, 0].to(z)
+            left = fit.residual(trial)
+            after, spent = fit.objective(trial, left), spent + 1
+            if not int(failed) and after < size:
+                z, residual, size, damping = trial, left, after, EASED * damping
+                break
+            damping *= RAISED
+        if size == before or (size < enough and size > (1 - progress) * before):
+            break
+    return Minimum(z, residual, spent)
+
+
+# -- One image, under noise or with null spaces --
+
 STEPS, CHUNK = 30, 64
 """Steps, at most, and columns of the Jacobian that are computed at once."""
-DAMPING, EASED, RAISED, HOPELESS = 1e-3, 0.1, 10.0, 1e6
-"""Damping at first, its factors after a better and a worse step, and the one at which the search ends."""
 LEAST_PROGRESS = 1e-4
 """Relative decrease of the objective below which the search ends."""
 OVERSHOOT = 0.01
@@ -47,40 +103,29 @@ class Refined:
 class GradientProblem:
     """One observed gradient of one image with label y [1, C], its law of noise, and what is known of the image.
 
-    prior: of its numbers; data_range: which it hardly leaves.
+    shape: of the image; prior: of its numbers; data_range: which it hardly leaves.
     """
 
     evidence: Evidence
     y: Tensor
     noise: Noise | None
+    shape: tuple[int, ...]
     prior: Prior
     data_range: tuple[float, float]
 
     @torch.no_grad()
     def refined(self, image: Tensor) -> Refined:
         """Return the most probable image near `image` [1, *shape]; RuntimeError if the network has no Jacobian."""
-        x, damping, spent = image.detach().double().to(self.evidence.device), DAMPING, 1
-        gap = self._gap(x)
-        size, start = self._objective(x, gap), float(gap @ gap)
-        for _ in range(STEPS):
-            matrix, slope = self._linearized(x, gap)
-            spent, before = spent + x.numel(), size
-            while damping <= HOPELESS:
-                trial = x - torch.from_numpy(_solved(matrix, slope, damping)).to(x).view_as(x)
-                other = self._gap(trial)
-                new, spent = self._objective(trial, other), spent + 1
-                if new < size:
-                    x, gap, size, damping = trial, other, new, damping * EASED
-                    break
-                damping *= RAISED
-            if not size < (1 - LEAST_PROGRESS) * before:
-                break
-        end = float(gap @ gap)
-        return Refined(x.cpu(), end <= min(start, NOISE_EXPLAINED * int((self._roots > 0).sum())), spent)
+        start = image.detach().double().to(self.evidence.device).flatten()
+        before = self.residual(start)
+        end = minimized(self, start, cost=len(start), steps=STEPS, progress=LEAST_PROGRESS, enough=np.inf)
+        left, seen = float(end.residual @ end.residual), int((self._roots > 0).sum())
+        explains = left <= min(float(before @ before), NOISE_EXPLAINED * seen)
+        return Refined(end.z.cpu().view_as(image), explains, end.evaluations + 1)
 
-    def _gap(self, x: Tensor) -> Tensor:
-        """Return the residuals [P] in units of their deviations."""
-        simulated = self.evidence.simulate(x[None], self.y[None].to(x))
+    def residual(self, z: Tensor) -> Tensor:
+        """Return the residuals [P] at an image [n], in units of their deviations."""
+        simulated = self.evidence.simulate(z.view(1, 1, *self.shape), self.y[None].to(z))
         flat = torch.cat([simulated[name].flatten() for name in self.evidence.observed])
         return (flat - self._observed) * self._roots
 
@@ -99,28 +144,29 @@ class GradientProblem:
             roots.append(seen.double().sqrt().flatten() / error if error > 0 else torch.zeros_like(value).flatten())
         return torch.cat(roots)
 
-    def _objective(self, x: Tensor, gap: Tensor) -> float:
-        off, outside = self._off(x), self._outside(x)
-        return float(gap @ gap) + float((off * self._pull(off)).sum()) + float((outside**2).sum())
+    def objective(self, z: Tensor, residual: Tensor) -> float:
+        """Return the sum of squares with what prior and data range add."""
+        off, outside = self._off(z), self._outside(z)
+        return float(residual @ residual) + float((off * self._pull(off)).sum()) + float((outside**2).sum())
 
-    def _linearized(self, x: Tensor, gap: Tensor) -> tuple[Floats, Floats]:
-        """Return the normal matrix [n, n] and half the objective's gradient [n] at x."""
+    def linearized(self, z: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the normal matrix [n, n] and half the objective's gradient [n] at an image [n]."""
 
         def derivative(direction: Tensor) -> Tensor:
-            along: Tensor = jvp(self._gap, (x,), (direction,))[1]
+            along: Tensor = jvp(self.residual, (z,), (direction,))[1]
             return along
 
-        axes = torch.eye(x.numel(), dtype=x.dtype, device=x.device).view(-1, *x.shape)
-        jacobian, outside = vmap(derivative, chunk_size=CHUNK)(axes).T, self._outside(x)
+        axes, (channels, high, wide) = torch.eye(len(z), dtype=z.dtype, device=z.device), self.shape
+        jacobian, outside = vmap(derivative, chunk_size=CHUNK)(axes).T, self._outside(z)
         matrix = (jacobian.T @ jacobian).cpu().numpy()
-        matrix += np.kron(np.eye(x.shape[1]), self.prior.precision((1, x.shape[2], x.shape[3])))
+        matrix += np.kron(np.eye(channels), self.prior.precision((1, high, wide)))
         matrix[np.diag_indices(len(matrix))] += (outside != 0) * self._bound**2
-        slope = (jacobian.T @ gap).cpu().numpy() + self._pull(self._off(x)).ravel() + outside * self._bound
-        return np.asarray(matrix), np.asarray(slope)
+        slope = (jacobian.T @ residual).cpu().numpy() + self._pull(self._off(z)).ravel() + outside * self._bound
+        return torch.from_numpy(matrix), torch.from_numpy(slope)
 
-    def _off(self, x: Tensor) -> Floats:
+    def _off(self, z: Tensor) -> Floats:
         """Return the differences [C, H, W] from the prior's middle."""
-        return np.asarray(x[0].cpu().numpy() - self.prior.middle)
+        return np.asarray(z.cpu().numpy().reshape(self.shape) - self.prior.middle)
 
     def _pull(self, off: Floats) -> Floats:
         """Return the prior's precision times differences [C, H, W]."""
@@ -132,15 +178,6 @@ class GradientProblem:
         low, high = self.data_range
         return 1 / (OVERSHOOT * (high - low))
 
-    def _outside(self, x: Tensor) -> Floats:
+    def _outside(self, z: Tensor) -> Floats:
         """Return how far numbers [n] leave the data range, in units of a typical distance."""
-        return np.asarray((x - x.clamp(*self.data_range)).flatten().cpu().numpy() * self._bound)
-
-
-def _solved(matrix: Floats, slope: Floats, damping: float) -> Floats:
-    """Return the step with a damped normal matrix; not finite where rounding makes that indefinite."""
-    try:
-        factor = sl.cho_factor(matrix + damping * np.diag(matrix.diagonal()), lower=True, check_finite=False)
-    except np.linalg.LinAlgError:
-        return np.full_like(slope, np.inf)
-    return np.asarray(sl.cho_solve(factor, slope, check_finite=False))
+        return np.asarray((z - z.clamp(*self.data_range)).cpu().numpy() * self._bound)
