@@ -325,7 +325,7 @@ def test_recovered_noise_is_gaussian_coordinate_by_coordinate_and_its_mean_has_a
 
 def test_naive_noise_has_another_variance_in_every_layer():
     defense = MPDPNaive(gamma="scalar")
-    one, mean = recovered_noise(defense, 600)
+    one, mean = recovered_noise(defense, 1600)  # with 600 the second layer is off by a tenth for one seed in 20
     layers = [v / defense.sigma() ** 2 for v in one.square().split([12, 9, 6], dim=1)]
     # E r^2 = 7/4 and E r^-2 = 1 for U(.5, 2): rows, rows over columns, columns.
     for value, expected in zip(layers, (1.75, 1.75, 1.0), strict=True):

@@ -1,9 +1,9 @@
 """What a party keeps secret is drawn here, from a stream cipher: nobody who sees some draws can tell others.
 
-torch's generator is a Mersenne twister. Its whole state follows by linear algebra from some ten thousand of its numbers,
-and an upload shows that many wherever a gradient is zero; then noise can be subtracted exactly (the attack
-`noise_replay`). So noise, masks, keys, private parameters and secret samples come from ChaCha20 (RFC 7539), keyed by
-SHA-256; what is public anyway, as the order of batches, may come from torch's generator.
+torch's generator is a Mersenne twister. Its whole state follows by linear algebra from a thousand of its numbers, and
+an upload shows that many wherever a gradient is zero; then noise can be subtracted exactly (the attack `noise_replay`).
+So noise, masks, keys, private parameters and secret samples come from ChaCha20 (RFC 7539), keyed by SHA-256; what is
+public anyway, as the order of batches, may come from torch's generator.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ONE = np.uint64(0x3FF << 52)  # the bits of 1.0; with 52 random bits below them
 class SecretDraws:
     """Draws of one party for one purpose: functions of a key alone, and equal on every device.
 
-    Each call draws from a stream of its own, by its number as nonce, so it never depends on how much earlier calls drew.
+    Each call draws from a stream of its own, by its number as nonce, so how much earlier calls drew does not matter.
     Tensors are made on the CPU.
 
     Numbers have 52 random bits. Normal ones are the inverse distribution function of uniform ones, in float64, so one
@@ -110,6 +110,10 @@ class SecretDraws:
         return (np.frombuffer(cipher.update(_ZEROS[: 8 * size]), "<u8").astype(np.uint64, copy=False) for size in sizes)
 
 
+NO_SECRETS = SecretDraws(b"")
+"""Draws of a context that was made for reading, which draws nothing."""
+
+
 def uniform_of(words: Words) -> Floats:
     """Return numbers in (0, 1) of the 52 highest bits of words: (k + 1/2) / 2^52, exact."""
     return (words >> np.uint64(12) | _ONE).view(np.float64) - (1 - 2.0**-53)
@@ -117,10 +121,12 @@ def uniform_of(words: Words) -> Floats:
 
 def normal_of(words: Words) -> Floats:
     """Return the quantiles of the standard normal law at the uniform numbers of words."""
-    return torch.special.ndtri(torch.from_numpy(uniform_of(words))).numpy()  # type: ignore[no-any-return]
+    normal: Floats = torch.special.ndtri(torch.from_numpy(uniform_of(words))).numpy()
+    return normal
 
 
 def laplace_of(words: Words) -> Floats:
     """Return the quantiles of the Laplace law of scale 1 at the uniform numbers of words."""
     centered = uniform_of(words) - 0.5
-    return np.copysign(np.log1p(-2 * np.abs(centered)), centered)
+    laplace: Floats = np.copysign(np.log1p(-2 * np.abs(centered)), centered)
+    return laplace

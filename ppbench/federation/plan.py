@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.base.errors import UsageError
-from ppbench.base.secret_draws import SecretDraws
+from ppbench.base.secret_draws import NO_SECRETS, SecretDraws
 from ppbench.base.tree import Params, Tree, node
 from ppbench.nets.net import LOSSES, LossName, Net, NetSpec, build
 
@@ -212,7 +212,7 @@ class Context:
     session: str
     party: int
     generator: torch.Generator
-    secret: SecretDraws = SecretDraws(b"")
+    secret: SecretDraws = NO_SECRETS
 
 
 def all_at_once(data: Data) -> Batch:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ FEWEST_CHECKS = 32
 """Parity checks of known bits that must all hold before the state is solved for: chance passes one time in 2^32."""
 MOST_TRIPLES = 400
 """Triples of words that the parity checks look at."""
-SURPLUS = 1.2
+SURPLUS = 1.05
 """Equations for each unknown, since some follow from others."""
 REACH = 24
 """Times that the state is renewed, at most, to get equations."""
@@ -135,7 +135,7 @@ def _cleaned(observed: Params, plan: Plan, law: Noise | None, scales: tuple[floa
 
 
 def _of_tensors(observed: Params, law: Noise | None, scale: float) -> Floats:
-    """Return the size of the noise at each entry [P], as float32 holds it: the declared one of its tensor, or `scale`."""
+    """Return the size of the noise at each entry [P], as float32 holds it: its tensor's declared one, or `scale`."""
     sizes = [np.full(value.numel(), scale if law is None else law.of(name)) for name, value in observed.items()]
     return np.concatenate(sizes).astype(np.float32).astype(np.float64)
 
@@ -288,17 +288,9 @@ def densest(known: KnownWords) -> KnownWords:
 # -- The twister: its words, and linear relations among them --
 
 
-def tempered(words: Words) -> Words:
-    """Return the outputs [M] of state words."""
-    y = words ^ (words >> np.uint32(11))
-    y = y ^ ((y << np.uint32(7)) & np.uint32(SHIFTED_B))
-    y = y ^ ((y << np.uint32(15)) & np.uint32(SHIFTED_C))
-    return y ^ (y >> np.uint32(18))
-
-
 def untempered(outputs: Words) -> Words:
     """Return the state words [M] of outputs."""
-    y = outputs ^ (outputs >> np.uint32(18))
+    y: Words = outputs ^ (outputs >> np.uint32(18))
     y = y ^ ((y << np.uint32(15)) & np.uint32(SHIFTED_C))
     x = y
     for _ in range(4):
@@ -312,10 +304,11 @@ def untempered(outputs: Words) -> Words:
 def _twisted(upper: Words, lower: Words) -> Words:
     """Return what words k and k + 1 give to word k + 624."""
     mixed = (upper & np.uint32(TOP)) | (lower & np.uint32(TOP - 1))
-    return (mixed >> np.uint32(1)) ^ (lower & np.uint32(1)) * np.uint32(MATRIX)
+    twisted: Words = (mixed >> np.uint32(1)) ^ (lower & np.uint32(1)) * np.uint32(MATRIX)
+    return twisted
 
 
-def _relation(outputs: NDArray[np.uint32]) -> Words:
+def _relation(outputs: Words) -> Words:
     """Return 0 for outputs [M, 3] of words k + 1, k + 397 and k + 624, but for bit 30, which word k decides."""
     one, middle, last = (untempered(outputs[:, i]) for i in range(3))
     return (last ^ middle ^ _twisted(np.zeros_like(one), one)) & np.uint32(~(1 << 30) & 0xFFFFFFFF)
@@ -403,7 +396,9 @@ def solved_state(known: KnownWords) -> tuple[int, Words] | None:
     bit = np.arange(32)
     is_open = ~((bit >= UNIFORM_BITS - sure[:, None]) & (bit < UNIFORM_BITS))
     rows = symbolic_outputs(is_open, values[:, None] >> bit & 1)
-    solution = solution_of(_equations(rows, known, start, int(is_open.sum())), int(is_open.sum()), int(is_open[0].sum()))
+    solution = solution_of(
+        _equations(rows, known, start, int(is_open.sum())), int(is_open.sum()), int(is_open[0].sum())
+    )
     if solution is None:
         return None
     bits = (values[:, None] >> bit & 1).astype(np.uint32)
@@ -427,24 +422,25 @@ def symbolic_outputs(is_open: Flags, bits: Integers) -> Bits:
 def _equations(outputs: Bits, known: KnownWords, start: int, unknowns: int) -> Bits:
     """Return sums of unknown bits that are 0, [R, W] packed, from known words after the first 624.
 
-    All words give about as many bits: whole words would often follow from others, by the relations of three.
+    They are of bits drawn from all words: whole words would often follow from others, by the relations of three.
     """
-    rows, equations = outputs, []
+    rows, equations = outputs, [np.zeros((0, outputs.shape[-1]), dtype=np.uint64)]
     _untemper(rows)
     later = known.some(known.at >= start + TWISTER)
-    share = next((n for n in range(1, UNIFORM_BITS) if later.sure.clip(max=n).sum() >= SURPLUS * unknowns), UNIFORM_BITS)
+    bit = np.arange(32)
+    usable = (bit >= UNIFORM_BITS - later.sure[:, None]) & (bit < UNIFORM_BITS)
+    lots = np.random.default_rng(0).random(usable.shape)
+    usable &= lots < SURPLUS * unknowns / max(1, usable.sum())
     for block in range(1, REACH):
         _renew(rows)
         first = start + block * TWISTER
-        here = later.some((later.at >= first) & (later.at < first + TWISTER))
-        words = rows[here.at - first]
+        here = (later.at >= first) & (later.at < first + TWISTER)
+        words = rows[later.at[here] - first]
         _temper(words)
-        for word, value, sure in zip(words, here.values, here.sure.clip(max=share), strict=True):
-            bits = np.arange(UNIFORM_BITS - sure, UNIFORM_BITS)
-            some = word[bits]
-            some[:, -1] ^= (value >> bits & 1).astype(np.uint64)
-            equations.append(some)
-    return np.concatenate([np.zeros((0, rows.shape[-1]), dtype=np.uint64), *equations])
+        some = words[usable[here]]
+        some[:, -1] ^= (later.values[here, None] >> bit & 1)[usable[here]].astype(np.uint64)
+        equations.append(some)
+    return np.concatenate(equations)
 
 
 def _temper(rows: Bits) -> None:
@@ -509,7 +505,7 @@ CHUNK = 512
 def _eliminate(rows: Bits, unknowns: int) -> list[int]:
     """Bring equations [R, W] to echelon form, in place, eight columns at a time; return the columns of the pivots.
 
-    All sums of a block's pivot rows are tabulated, so that a row takes one addition for eight columns ("Four Russians").
+    All sums of a block's pivot rows are tabulated, so a row takes one addition for eight columns ("Four Russians").
     """
     columns, pivots = rows.view(np.uint8), list[int]()
     for byte in range(-(-unknowns // 8)):
@@ -532,7 +528,7 @@ def _eliminate(rows: Bits, unknowns: int) -> list[int]:
 
 
 def _block_pivots(column: NDArray[np.uint8], bits: int) -> tuple[list[int], NDArray[np.uint8], list[int]]:
-    """Return the pivot rows of eight columns, packed as `column` [R], which of them each row adds up, and their bits."""
+    """Return the pivot rows of eight columns, packed as `column` [R], which of them each row adds up, their bits."""
     sums, chosen, pivot_bits = np.zeros(len(column), dtype=np.uint8), list[int](), list[int]()
     for bit in range(bits):
         rows = np.flatnonzero(column & np.uint8(1 << bit))

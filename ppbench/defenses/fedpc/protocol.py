@@ -271,8 +271,7 @@ class FedPC(Parameters):
     def init_client(self, ctx: Context, params: Params) -> Worker:
         """Draw the private hyper-parameters from the menus and, with masks, a key pair."""
         batch, epochs, rate = (
-            torch.tensor(menu[int(ctx.secret.integers(0, len(menu), ()))])
-            for menu in map(self.menu, MENUS)
+            torch.tensor(menu[int(ctx.secret.integers(0, len(menu), ()))]) for menu in map(self.menu, MENUS)
         )
         keys = secagg.new_keys(ctx) if self.paired else ()
         return Worker(batch, epochs, rate, {}, {}, {}, keys)
