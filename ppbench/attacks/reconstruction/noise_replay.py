@@ -159,15 +159,18 @@ def draws_of(observed: Params) -> Iterator[list[int]]:
 
 @lru_cache(maxsize=8)
 def bare_entries(plan: Plan) -> Flags:
-    """Return which entries of a gradient [P] are zero at random weights and inputs, so whatever these are."""
-    draws, (low, high) = torch.Generator().manual_seed(0), plan.data_range
+    """Return which entries of a gradient [P] are zero at random weights and inputs, so whatever these are.
+
+    Weights and inputs have either sign, and are many: a unit that is off for some is not off for all.
+    """
+    draws, count = torch.Generator().manual_seed(0), 16
     moved: Flags | None = None
-    for seed in range(3):
+    for seed in range(6):
         params = initial(plan.spec, seed)
         params = {n: v + 0.1 * torch.randn(v.shape, generator=draws) for n, v in params.items()}
-        x = low + (high - low) * torch.rand(4, *plan.spec.shape, generator=draws)
-        labels = torch.randint(max(2, plan.spec.classes), (4,), generator=draws) % plan.spec.classes
-        y, w = one_hot(labels, plan.spec.classes).float(), torch.ones(4)
+        half = torch.randn(count // 2, *plan.spec.shape, generator=draws)
+        labels = torch.randint(plan.spec.classes, (count,), generator=draws)
+        x, y, w = torch.cat([half, -half]), one_hot(labels, plan.spec.classes).float(), torch.ones(count)
         one = gradient(lambda p, x=x, y=y, w=w: plan.objective(p, x, y, w), params)  # type: ignore[misc]
         some = Layout.of(one).pack(one).detach().numpy() != 0
         moved = some if moved is None else moved | some
