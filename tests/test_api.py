@@ -64,7 +64,10 @@ def test_a_plugin_of_a_newer_contract_is_refused_and_one_that_lacks_an_argument_
             return upload
 
     (fault,) = declarations.contract_faults(Older, api.Defense)
-    assert fault.startswith("cannot be called as decoded(self, ctx:") and f"states no contract, this is {api.CONTRACT}" in fault
+    assert (
+        fault.startswith("cannot be called as decoded(self, ctx:")
+        and f"states no contract, this is {api.CONTRACT}" in fault
+    )
     with patch.dict(declarations.__dict__, CONTRACT=2, CHANGES={1: "a", 2: "decoded gets a context"}):
         Older.contract = 1
         (fault,) = declarations.contract_faults(Older, api.Defense)
