@@ -36,7 +36,8 @@ class SecretDraws:
     Tensors are made on the CPU.
 
     Numbers have 52 random bits. Normal ones are the inverse distribution function of uniform ones, in float64, so one
-    number is one word of the stream and none exceeds 8.3 in size; the price is in docs/benchmarks.md.
+    number is one word of the stream and none exceeds 8.3 in size. A million take 15 ms of a core, where `torch.randn`
+    takes 6 and Box and Muller's pairs in float64 took 11; a call takes 25 us more.
     """
 
     def __init__(self, key: bytes) -> None:
