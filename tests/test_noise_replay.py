@@ -1,4 +1,4 @@
-"""Noise of torch's generator comes off exactly, noise of a stream cipher does not, and a plugin is told which it has."""
+"""Noise of torch's generator comes off exactly, a stream cipher's does not, and plugins are named by their draws."""
 
 from __future__ import annotations
 

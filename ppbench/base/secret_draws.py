@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
 
-Words = NDArray[np.uint64]
-Floats = NDArray[np.float64]
+_Words = NDArray[np.uint64]
+_Floats = NDArray[np.float64]
 
 KEY_BYTES = 32
 AT_ONCE = 2**15
@@ -93,14 +93,14 @@ class SecretDraws:
             if not (words[order][1:] == words[order][:-1]).any():  # ties would favor the given order
                 return torch.from_numpy(order)
 
-    def _filled(self, shape: Sequence[int], dtype: torch.dtype, law: Callable[[Words], Floats]) -> Tensor:
+    def _filled(self, shape: Sequence[int], dtype: torch.dtype, law: Callable[[_Words], _Floats]) -> Tensor:
         numbers, first = torch.empty(math.prod(shape), dtype=dtype), 0
         for words in self._words(len(numbers)):
             numbers[first : first + len(words)] = torch.from_numpy(law(words))
             first += len(words)
         return numbers.view(tuple(shape))
 
-    def _words(self, count: int) -> Iterator[Words]:
+    def _words(self, count: int) -> Iterator[_Words]:
         """Return an iterator over `count` uniform words, `AT_ONCE` or fewer at a time."""
         if len(self._key) != KEY_BYTES:
             raise ProtocolError("A context without `secret` draws no secrets; hand it on from the context of the step.")
@@ -115,19 +115,19 @@ NO_SECRETS = SecretDraws(b"")
 """Draws of a context that was made for reading, which draws nothing."""
 
 
-def uniform_of(words: Words) -> Floats:
+def uniform_of(words: _Words) -> _Floats:
     """Return numbers in (0, 1) of the 52 highest bits of words: (k + 1/2) / 2^52, exact."""
     return (words >> np.uint64(12) | _ONE).view(np.float64) - (1 - 2.0**-53)
 
 
-def normal_of(words: Words) -> Floats:
+def normal_of(words: _Words) -> _Floats:
     """Return the quantiles of the standard normal law at the uniform numbers of words."""
-    normal: Floats = torch.special.ndtri(torch.from_numpy(uniform_of(words))).numpy()
+    normal: _Floats = torch.special.ndtri(torch.from_numpy(uniform_of(words))).numpy()
     return normal
 
 
-def laplace_of(words: Words) -> Floats:
+def laplace_of(words: _Words) -> _Floats:
     """Return the quantiles of the Laplace law of scale 1 at the uniform numbers of words."""
     centered = uniform_of(words) - 0.5
-    laplace: Floats = np.copysign(np.log1p(-2 * np.abs(centered)), centered)
+    laplace: _Floats = np.copysign(np.log1p(-2 * np.abs(centered)), centered)
     return laplace

@@ -33,11 +33,11 @@ from ppbench.federation.plan import Layout, Noise, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial
 
-Words = NDArray[np.uint32]
-Integers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Bits = NDArray[np.uint64]
+_Words = NDArray[np.uint32]
+_Integers = NDArray[np.int64]
+_Flags = NDArray[np.bool_]
+_Floats = NDArray[np.float64]
+_Packed = NDArray[np.uint64]
 
 BLOCK, HALF = 16, 8
 """Numbers that `torch.randn` makes at a time; number j < 8 and number j + 8 are a pair."""
@@ -126,7 +126,7 @@ def _cleaned(observed: Params, plan: Plan, law: Noise | None, scales: tuple[floa
         return None
     for scale in noise_scales(upload[bare], law, scales):
         unit = upload / _of_tensors(observed, law, scale)
-        for sizes in draws_of(observed):
+        for sizes in possible_draws(observed):
             replayed = replayed_noise(unit, bare, sizes)
             if replayed is not None:
                 noise = replayed * torch.from_numpy(_of_tensors(observed, law, scale)).float()
@@ -134,13 +134,13 @@ def _cleaned(observed: Params, plan: Plan, law: Noise | None, scales: tuple[floa
     return None
 
 
-def _of_tensors(observed: Params, law: Noise | None, scale: float) -> Floats:
+def _of_tensors(observed: Params, law: Noise | None, scale: float) -> _Floats:
     """Return the size of the noise at each entry [P], as float32 holds it: its tensor's declared one, or `scale`."""
     sizes = [np.full(value.numel(), scale if law is None else law.of(name)) for name, value in observed.items()]
     return np.concatenate(sizes).astype(np.float32).astype(np.float64)
 
 
-def noise_scales(bare: Floats, law: Noise | None, scales: Sequence[float]) -> list[float]:
+def noise_scales(bare: _Floats, law: Noise | None, scales: Sequence[float]) -> list[float]:
     """Return sizes that the noise may have: the declared one, else parameters and short decimals near the measured."""
     size = float(np.sqrt(np.mean(bare**2))) if len(bare) else 0.0
     if not size:
@@ -151,20 +151,20 @@ def noise_scales(bare: Floats, law: Noise | None, scales: Sequence[float]) -> li
     return [scale for scale in dict.fromkeys([*scales, *decimals]) if abs(scale / size - 1) < 0.1]
 
 
-def draws_of(observed: Params) -> Iterator[list[int]]:
+def possible_draws(observed: Params) -> Iterator[list[int]]:
     """Yield how the numbers may have been drawn: the sizes of the draws, tensor by tensor, or all at once."""
     sizes = [value.numel() for value in observed.values()]
     yield from ([sizes, [sum(sizes)]] if len(sizes) > 1 else [sizes])
 
 
 @lru_cache(maxsize=8)
-def bare_entries(plan: Plan) -> Flags:
+def bare_entries(plan: Plan) -> _Flags:
     """Return which entries of a gradient [P] are zero at random weights and inputs, so whatever these are.
 
     Weights and inputs have either sign, and are many: a unit that is off for some is not off for all.
     """
     draws, count = torch.Generator().manual_seed(0), 16
-    moved: Flags | None = None
+    moved: _Flags | None = None
     for seed in range(6):
         params = initial(plan.spec, seed)
         params = {n: v + 0.1 * torch.randn(v.shape, generator=draws) for n, v in params.items()}
@@ -188,17 +188,17 @@ class KnownWords:
     are known; entries: [M, 2] the pair of entries that shows each.
     """
 
-    at: Integers
-    values: Integers
-    sure: Integers
-    entries: Integers
+    at: _Integers
+    values: _Integers
+    sure: _Integers
+    entries: _Integers
 
-    def some(self, which: Flags | Integers) -> KnownWords:
+    def some(self, which: _Flags | _Integers) -> KnownWords:
         """Return the words `which`."""
         return KnownWords(self.at[which], self.values[which], self.sure[which], self.entries[which])
 
 
-def word_pairs(sizes: Sequence[int]) -> tuple[Integers, Integers]:
+def word_pairs(sizes: Sequence[int]) -> tuple[_Integers, _Integers]:
     """Return, for draws of `sizes` numbers one after another, entries [M, 2] of pairs, and their words' places [M, 2].
 
     Draws of fewer than 16 numbers are made otherwise, and only move the others' places: two numbers of four words.
@@ -225,7 +225,7 @@ def word_pairs(sizes: Sequence[int]) -> tuple[Integers, Integers]:
     return np.concatenate([none, *entries]), np.concatenate([none, *places])
 
 
-def known_words(noise: Floats, entries: Integers, places: Integers) -> KnownWords:
+def known_words(noise: _Floats, entries: _Integers, places: _Integers) -> KnownWords:
     """Return the words behind pairs of normal numbers: noise [P] of size 1 at `entries` [M, 2].
 
     A pair is sqrt(-2 ln u) (cos, sin)(2 pi v), with u = 1 - first / 2^24 and v = second / 2^24, in float32; so numbers
@@ -243,7 +243,7 @@ def known_words(noise: Floats, entries: Integers, places: Integers) -> KnownWord
     return KnownWords(at, values, sure, np.concatenate([entries, entries])).some(order)
 
 
-def _leading_bits(numbers: Floats, error: Floats, *, wraps: bool = False) -> tuple[Integers, Integers]:
+def _leading_bits(numbers: _Floats, error: _Floats, *, wraps: bool = False) -> tuple[_Integers, _Integers]:
     """Return integers near `numbers`, and how many leading bits all integers within `error` share; 0 for none."""
     end = 2**UNIFORM_BITS
     low, high = np.ceil(numbers - error).astype(np.int64), np.floor(numbers + error).astype(np.int64)
@@ -253,7 +253,7 @@ def _leading_bits(numbers: Floats, error: Floats, *, wraps: bool = False) -> tup
     return low, np.where(outside | (low > high), 0, UNIFORM_BITS - open_bits)
 
 
-def replayed_noise(noise: Floats, bare: Flags, sizes: Sequence[int]) -> torch.Tensor | None:
+def replayed_noise(noise: _Floats, bare: _Flags, sizes: Sequence[int]) -> torch.Tensor | None:
     """Return all noise, float32 [P], that the generator made in draws of `sizes`; None if it was not this generator.
 
     noise: [P] of size 1 where `bare`. Entries that were kept back must confirm the state.
@@ -291,9 +291,9 @@ def densest(known: KnownWords) -> KnownWords:
 # -- The twister: its words, and linear relations among them --
 
 
-def untempered(outputs: Words) -> Words:
+def untempered(outputs: _Words) -> _Words:
     """Return the state words [M] of outputs."""
-    y: Words = outputs ^ (outputs >> np.uint32(18))
+    y: _Words = outputs ^ (outputs >> np.uint32(18))
     y = y ^ ((y << np.uint32(15)) & np.uint32(SHIFTED_C))
     x = y
     for _ in range(4):
@@ -304,14 +304,14 @@ def untempered(outputs: Words) -> Words:
     return x
 
 
-def _twisted(upper: Words, lower: Words) -> Words:
+def _twisted(upper: _Words, lower: _Words) -> _Words:
     """Return what words k and k + 1 give to word k + 624."""
     mixed = (upper & np.uint32(TOP)) | (lower & np.uint32(TOP - 1))
-    twisted: Words = (mixed >> np.uint32(1)) ^ (lower & np.uint32(1)) * np.uint32(MATRIX)
+    twisted: _Words = (mixed >> np.uint32(1)) ^ (lower & np.uint32(1)) * np.uint32(MATRIX)
     return twisted
 
 
-def _relation(outputs: Words) -> Words:
+def _relation(outputs: _Words) -> _Words:
     """Return 0 for outputs [M, 3] of words k + 1, k + 397 and k + 624, but for bit 30, which word k decides."""
     one, middle, last = (untempered(outputs[:, i]) for i in range(3))
     return (last ^ middle ^ _twisted(np.zeros_like(one), one)) & np.uint32(~(1 << 30) & 0xFFFFFFFF)
@@ -359,7 +359,7 @@ def passes_parity(known: KnownWords) -> bool:
     return checked >= FEWEST_CHECKS
 
 
-def words_before(words: Words, count: int) -> Words:
+def words_before(words: _Words, count: int) -> _Words:
     """Return the `count` state words before 624 consecutive ones, of whose first only the highest bit need be right."""
     stream = np.concatenate([np.zeros(count, dtype=np.uint32), words])
     # Words k + 623 and k + 396 give the highest bit of word k - 1 and all others of word k.
@@ -375,7 +375,7 @@ def words_before(words: Words, count: int) -> Words:
     return stream[:count]
 
 
-def generator_before(at: int, words: Words) -> torch.Generator:
+def generator_before(at: int, words: _Words) -> torch.Generator:
     """Return a generator that begins where the stream does, of 624 state words from place `at` on."""
     generator = torch.Generator().manual_seed(0)  # it renews its words before the first number
     state = generator.get_state()
@@ -387,7 +387,7 @@ def generator_before(at: int, words: Words) -> torch.Generator:
 # -- The state by elimination --
 
 
-def solved_state(known: KnownWords) -> tuple[int, Words] | None:
+def solved_state(known: KnownWords) -> tuple[int, _Words] | None:
     """Return a place in the stream and the 624 state words from there; None if known words do not determine them.
 
     Of the first word only the highest bit is determined, and needed.
@@ -409,7 +409,7 @@ def solved_state(known: KnownWords) -> tuple[int, Words] | None:
     return start, untempered((bits << bit.astype(np.uint32)).sum(1, dtype=np.uint32))
 
 
-def symbolic_outputs(is_open: Flags, bits: Integers) -> Bits:
+def symbolic_outputs(is_open: _Flags, bits: _Integers) -> _Packed:
     """Return the bits of 624 outputs as sums of unknown ones: packed rows [624, 32, W], the last word of each for 1.
 
     is_open: [624, 32], which bits are unknown; bits: the others' values.
@@ -422,7 +422,7 @@ def symbolic_outputs(is_open: Flags, bits: Integers) -> Bits:
     return rows
 
 
-def _equations(outputs: Bits, known: KnownWords, start: int, unknowns: int) -> Bits:
+def _equations(outputs: _Packed, known: KnownWords, start: int, unknowns: int) -> _Packed:
     """Return sums of unknown bits that are 0, [R, W] packed, from known words after the first 624.
 
     They are of bits drawn from all words: whole words would often follow from others, by the relations of three.
@@ -446,7 +446,7 @@ def _equations(outputs: Bits, known: KnownWords, start: int, unknowns: int) -> B
     return np.concatenate(equations)
 
 
-def _temper(rows: Bits) -> None:
+def _temper(rows: _Packed) -> None:
     """Temper the bits [M, 32, W] of words, in place."""
     for bit in range(32 - 11):
         rows[:, bit] ^= rows[:, bit + 11]
@@ -458,7 +458,7 @@ def _temper(rows: Bits) -> None:
         rows[:, bit] ^= rows[:, bit + 18]
 
 
-def _untemper(rows: Bits) -> None:
+def _untemper(rows: _Packed) -> None:
     """Undo `_temper`, in place."""
     for bit in range(32 - 18):
         rows[:, bit] ^= rows[:, bit + 18]
@@ -470,7 +470,7 @@ def _untemper(rows: Bits) -> None:
         rows[:, bit] ^= rows[:, bit + 11]
 
 
-def _renew(rows: Bits) -> None:
+def _renew(rows: _Packed) -> None:
     """Replace the bits [624, 32, W] of 624 words by those of the next 624, in place."""
     odd = [bit for bit in range(32) if MATRIX >> bit & 1]
     late = TWISTER - MIDDLE
@@ -483,7 +483,7 @@ def _renew(rows: Bits) -> None:
         rows[begin:end] = new
 
 
-def solution_of(rows: Bits, unknowns: int, idle: int) -> NDArray[np.uint32] | None:
+def solution_of(rows: _Packed, unknowns: int, idle: int) -> NDArray[np.uint32] | None:
     """Return the unknowns, 0 or 1, of equations [R, W] (changed in place); None: contradictory, or not determined.
 
     idle: how many of the first unknowns need not be determined; those are 0.
@@ -505,7 +505,7 @@ CHUNK = 512
 """Rows that are updated at a time, so that they stay in a core's cache."""
 
 
-def _eliminate(rows: Bits, unknowns: int) -> list[int]:
+def _eliminate(rows: _Packed, unknowns: int) -> list[int]:
     """Bring equations [R, W] to echelon form, in place, eight columns at a time; return the columns of the pivots.
 
     All sums of a block's pivot rows are tabulated, so a row takes one addition for eight columns ("Four Russians").
