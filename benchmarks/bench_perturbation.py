@@ -21,6 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ppbench.base.autodiff import gradient
+from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import perturbed_outputs, surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
@@ -86,7 +87,7 @@ def test_pbpfl_client_and_server(benchmark, precision, network):
     dtype, net = defense.dtype, plan.net
     params = initial(plan.spec, 0)
     server = Server(params, (), torch.full((10,), 100), ())
-    ctx = Context(plan, 1, "real", -1, torch.Generator().manual_seed(1))
+    ctx = Context(plan, 1, "real", -1, torch.Generator(), Seeds(1).secret("party"))
     kept, sent = defense.broadcast(ctx, server)
     batch = batch_of(dtype)
     weights: Params = {n: p.to(dtype) for n, p in params.items()}

@@ -1,7 +1,7 @@
 """What plugins import from ppbench: the contract of defenses, attacks, questions, data sets and models.
 
 Names stay here, whatever becomes of the modules behind them. `CONTRACT` is the version of it, `CHANGES` says in a
-sentence each what changed with a version. A plugin states the version that it was written for, as `contract = 1` in
+sentence each what changed with a version. A plugin states the version that it was written for, as `contract = 2` in
 its class: with an older one it is loaded, with a warning that says what changed since; a newer one is refused.
 docs/tutorial-defense.md and docs/tutorial-attack.md use all of this.
 """
@@ -12,6 +12,7 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, References
 from ppbench.base.autodiff import gradient, gradients
 from ppbench.base.declarations import CHANGES, CONTRACT
 from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.claims.claim import Claim, read_paper
 from ppbench.federation import bounds
@@ -98,6 +99,7 @@ __all__ = [
     "Rule",
     "Score",
     "Scored",
+    "SecretDraws",
     "Sent",
     "Server",
     "Shared",

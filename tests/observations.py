@@ -10,6 +10,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.base.autodiff import gradient
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
@@ -29,6 +30,10 @@ CHANCE = float(stats.norm.isf(5e-4))
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def secret(seed: int = 0) -> SecretDraws:
+    return Seeds(seed).secret("party")
 
 
 def psnr(guess: Tensor, truth: Tensor) -> float:

@@ -64,7 +64,10 @@ def test_a_plugin_of_a_newer_contract_is_refused_and_one_that_lacks_an_argument_
             return upload
 
     (fault,) = declarations.contract_faults(Older, api.Defense)
-    assert fault.startswith("cannot be called as decoded(self, ctx:") and "states no contract, this is 1" in fault
+    assert (
+        fault.startswith("cannot be called as decoded(self, ctx:")
+        and f"states no contract, this is {api.CONTRACT}" in fault
+    )
     with patch.dict(declarations.__dict__, CONTRACT=2, CHANGES={1: "a", 2: "decoded gets a context"}):
         Older.contract = 1
         (fault,) = declarations.contract_faults(Older, api.Defense)
@@ -112,7 +115,7 @@ def test_a_plugin_that_imports_a_module_that_moved_is_told_where_names_stay(tmp_
     (tmp_path / "moved_plugin.py").write_text("from ppbench.federation.messages import Update\n")
     monkeypatch.syspath_prepend(tmp_path)
     entry = registry.metadata.EntryPoint("moved", "moved_plugin:Thing", "")
-    with pytest.raises(api.UsageError, match=r"No module named .*; import from ppbench\.api \(contract 1\)") as refused:
+    with pytest.raises(api.UsageError, match=r"No module named .*; import from ppbench\.api \(contract 2\)") as refused:
         _ = registry.Plugin("defenses", "moved", "moved_plugin:Thing", "somebodys", entry).loaded
     assert "\n" not in str(refused.value)
     sys.modules.pop("moved_plugin", None)

@@ -1,4 +1,4 @@
-"""Noise that is drawn a step at a time: the numbers of one draw for all steps, in the memory of one step."""
+"""Noise that is drawn a step at a time, in the memory of one step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Generator, Tensor
+from torch import Tensor
+from torch.func import vmap
 
 from ppbench.base import machine
 from ppbench.base.errors import UsageError
@@ -47,47 +46,32 @@ def all_steps(result: Tree, steps: int) -> Tensor:
     return torch.stack([draws.at_step(result, t) for t in range(steps)])
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    law=st.sampled_from(["gaussian", "laplace"]),
-    steps=st.integers(1, 9),
-    count=st.one_of(st.integers(16, 70), st.integers(16, 3000), st.integers(1, 200).map(lambda n: 16 * n)),
-    seed=st.integers(0, 2**32),
-    before=st.integers(0, 40),
-)
-def test_numbers_are_those_of_one_draw_and_so_is_what_is_drawn_next(
-    law: Any, steps: int, count: int, seed: int, before: int
-) -> None:
-    at_once, later = Generator().manual_seed(seed), Generator().manual_seed(seed)
-    for generator in (at_once, later):
-        torch.randn(before, generator=generator)
-    right = draws.drawn_at_once(at_once, (steps, count), law)
-    states, last = draws._skip_all(later, steps, count, law)
-    result = draws.DeferredNoise(states, last, steps, (count,), law)
-    assert torch.equal(all_steps(result, steps), right)
-    assert torch.equal(torch.randn(33, generator=at_once), torch.randn(33, generator=later))
-    part = draws.DeferredNoise(
-        states[: steps // 2], last[: steps // 2], steps, (count,), law
-    )  # of the first steps alone
-    assert all(torch.equal(part.at(t), right[t]) for t in range(steps // 2))
-
-
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
-def test_this_torch_draws_so_and_small_parameters_are_drawn_at_once(law: Any) -> None:
-    assert draws.draws_by_steps(law)
-    assert isinstance(draws.noise(Generator(), 3, (draws.EAGER_NUMBERS - 1,), law), Tensor)
-    result = draws.noise(Generator().manual_seed(1), 3, (2, draws.EAGER_NUMBERS), law)
-    assert isinstance(result, draws.DeferredNoise)
-    assert torch.equal(
-        all_steps(result, 3), draws.drawn_at_once(Generator().manual_seed(1), (3, 2, draws.EAGER_NUMBERS), law)
-    )
+def test_a_large_parameters_noise_is_a_key_a_step_and_what_is_drawn_next_is_other_noise(law: Any) -> None:
+    secret, shape = Seeds(1).secret("party"), (2, draws.EAGER_NUMBERS)
+    first, second = draws.noise(secret, 3, shape, law), draws.noise(secret, 3, shape, law)
+    assert isinstance(first, draws.DeferredNoise) and nbytes(first) == 3 * 32
+    again = draws.noise(Seeds(1).secret("party"), 3, shape, law)
+    assert torch.equal(all_steps(first, 3), all_steps(again, 3))
+    steps = torch.cat([all_steps(first, 3), all_steps(second, 3)])
+    assert len(steps.flatten(1).unique(dim=0)) == 6
+    part = draws.DeferredNoise(first.keys[:2], first.shape, law)  # of the first steps alone
+    assert torch.equal(all_steps(part, 2), all_steps(first, 2))
+    assert isinstance(draws.noise(secret, 3, (draws.EAGER_NUMBERS - 1,), law), Tensor)
+
+
+def test_mapped_over_clients_each_has_its_own_noise() -> None:
+    noises = [draws.noise(Seeds(seed).secret("party"), 2, (5, 1000)) for seed in range(3)]
+    keys = torch.stack([noise.keys for noise in noises])
+    mapped = vmap(lambda own: draws.DeferredNoise(own, (5, 1000), "gaussian").at(1))(keys)
+    assert torch.equal(mapped, torch.stack([noise.at(1) for noise in noises]))
 
 
 def test_the_default_type_changes_no_number() -> None:
-    right = draws.drawn_at_once(Generator().manual_seed(1), (5,), "gaussian")
+    right = draws.drawn(Seeds(1).secret("party"), (5,), "gaussian")
     torch.set_default_dtype(torch.float64)
     try:
-        assert torch.equal(draws.drawn_at_once(Generator().manual_seed(1), (5,), "gaussian"), right)
+        assert torch.equal(draws.drawn(Seeds(1).secret("party"), (5,), "gaussian"), right)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -110,29 +94,23 @@ def federation(
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "upload"),
+    ("name", "upload"),
     [
-        pytest.param(name, backend, upload, marks=pytest.mark.battery(name, backend, upload))
+        pytest.param(name, upload, marks=pytest.mark.battery(name, upload))
         for name in NOISY
-        for backend in ("loop", "vmap")
         for upload in ("delta", "gradient")
     ],
 )
-def test_results_are_those_of_noise_drawn_at_once(
-    name: str, backend: Backend, upload: str, digits: Data, monkeypatch: pytest.MonkeyPatch
+def test_stacked_clients_draw_the_noise_that_they_draw_one_by_one(
+    name: str, upload: str, digits: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(draws, "EAGER_NUMBERS", 16)
     results = []
-    for few in (draws.NORMAL_BLOCK, 10**9):
-        monkeypatch.setattr(draws, "EAGER_NUMBERS", few)
+    for backend in ("loop", "vmap"):
         fed = federation(digits, noisy(name), backend, upload=upload)
         fed.run(2)
         results.append(leaves(fed.parties.server.params))
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-
-
-def test_a_torch_that_draws_otherwise_draws_at_once(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "draws_by_steps", lambda law: False)
-    assert isinstance(draws.noise(Generator(), 3, (draws.EAGER_NUMBERS,)), Tensor)
+    assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-5) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +133,7 @@ def test_more_steps_take_no_more_memory_for_noise(name: str, backend: Backend, d
 
 
 def test_a_job_is_cut_to_its_first_steps(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "EAGER_NUMBERS", draws.NORMAL_BLOCK)
+    monkeypatch.setattr(draws, "EAGER_NUMBERS", 16)
     client = measured_client(federation(digits, noisy("dp")))
     job = next(iter(client.jobs()))
     right, part = draws.at_step(job.noise, 1), draws.at_step(first_steps(job, 2).noise, 1)

@@ -135,9 +135,9 @@ def test_one_honest_decryptor_hides_an_upload_from_who_has_all_that_others_decry
 
 
 def test_shares_of_a_key_give_it_back_at_the_threshold_and_another_one_below():
-    generator = torch.Generator().manual_seed(0)
-    key = torch.randint(0, 256, (32,), generator=generator).to(torch.uint8)
-    dealt = shares.split_key(key, 5, 3, generator)
+    secret = Seeds(0).secret("party")
+    key = secret.random_bytes((32,))
+    dealt = shares.split_key(key, 5, 3, secret)
     for members in combinations(range(5), 3):
         assert torch.equal(shares.joined_key({c: dealt[c] for c in members}), key)
     for members in combinations(range(5), 2):

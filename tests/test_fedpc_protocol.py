@@ -13,6 +13,7 @@ from protocols import UNEQUAL, answers, flat, trained, unequal
 from torch import Tensor
 
 from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.seeds import Seeds
 from ppbench.claims.claim import claims_of
 from ppbench.defenses.fedpc.messages import (
     SEND_MODEL,
@@ -172,12 +173,12 @@ def test_a_diverging_client_ends_the_run_instead_of_sending_what_is_no_number(bu
 # -- noise -----------------------------------------------------------------------------------------------------------
 def test_ternaries_are_drawn_anew_as_often_as_asked_and_a_whole_draw_tells_nothing():
     trits = torch.tensor([1, -1, 0], dtype=torch.int8).repeat(20_000)
-    generator = torch.Generator().manual_seed(0)
-    kept = float((randomized(trits, 0.3, generator) == trits).double().mean())
+    secret = Seeds(0).secret("party")
+    kept = float((randomized(trits, 0.3, secret) == trits).double().mean())
     assert kept == pytest.approx(1 - 0.3 * 2 / 3, abs=0.01)
     # keeping beside telling any one other value: the likelihood ratio that epsilon bounds
     assert math.log(kept / ((1 - kept) / 2)) == pytest.approx(entry_epsilon(0.3), abs=0.05)
-    blank = randomized(trits, 1.0, generator).view(-1, 3).double().mean(0)
+    blank = randomized(trits, 1.0, secret).view(-1, 3).double().mean(0)
     assert entry_epsilon(1.0) == 0 and float(blank.abs().max()) < 0.03
     assert entry_epsilon(0.0) == math.inf
 

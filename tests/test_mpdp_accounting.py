@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import seeded
+from observations import secret, seeded
 from scipy import integrate, special, stats
 
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.defenses.mpdp.accounting import (
     calibrate,
     composed_epsilon,
@@ -113,7 +114,7 @@ def test_theta_of_the_complete_graph_has_its_closed_form_below_theorem_10(client
 def test_covariance_is_that_of_noise_drawn_from_the_laws():
     # A path of four clients; unconditional on R, whose own draw is fresh for every coordinate.
     edges, sigma_eta, sigma_delta, draws = [(0, 1), (1, 2), (2, 3)], 0.8, 1.3, 400_000
-    rng = seeded(7)
+    rng = secret(7)
     r = scale_alone((draws,), rng)
     noise = [r * uniform_noise(sigma_eta, (draws,), rng) for _ in range(4)]
     adjacency = torch.zeros(4, 4, dtype=torch.bool)
@@ -214,7 +215,7 @@ def test_picks_are_uniform():
 @pytest.mark.parametrize("epsilon, advantage", [(1, 0.0820), (3, 0.2336)])
 def test_who_knows_the_scale_tells_a_shift_as_often_as_its_support_alone_does(epsilon, advantage):
     """By Monte Carlo over R and noise, at epsilon = 0 as at any other: the densities are equal or one of them is 0."""
-    sigma, draws, rng = 1 / math.sqrt(theta_max(epsilon, DELTA)), 400_000, seeded(11)
+    sigma, draws, rng = 1 / math.sqrt(theta_max(epsilon, DELTA)), 400_000, secret(11)
     scale = scale_alone((draws,), rng)
     half = math.sqrt(2) * sigma * scale
     noise = scale * uniform_noise(sigma, (draws,), rng)
@@ -242,7 +243,7 @@ def law_of_half(x: float) -> float:
 
 @pytest.mark.parametrize("m", [1, 2])
 def test_products_are_gaussian(m):
-    rng, sigma = seeded(10 * m + 1), 1.7
+    rng, sigma = secret(10 * m + 1), 1.7
     result = uniform_noise(sigma, (DRAWS,), rng)
     for draw in [scale_alone] if m == 1 else [scale_of_two] * 2:
         result = result * draw((DRAWS,), rng)
@@ -252,37 +253,37 @@ def test_products_are_gaussian(m):
 
 
 def test_noise_without_its_sign_or_with_the_wrong_law_is_seen_by_the_same_test():
-    rng = seeded()
+    rng = secret()
     r, eta = scale_alone((DRAWS,), rng), uniform_noise(1.0, (DRAWS,), rng)
     assert distance(r * eta.abs(), stats.norm.cdf) == pytest.approx(0.5, abs=0.01)
     assert distance(scale_of_two((DRAWS,), rng) * eta, stats.norm.cdf) > 0.01
 
 
 def test_scale_has_the_exact_law_and_its_moments():
-    r = scale_alone((DRAWS,), seeded(1))
+    r = scale_alone((DRAWS,), secret(1))
     assert distance(r, lambda x: special.gammainc(1.5, x**2)) < 0.005  # the square is Gamma(3/2, 1)
     assert r.square().mean().item() == pytest.approx(SECOND_MOMENT, abs=0.01)
     assert (1 / r).mean().item() == pytest.approx(2 / math.sqrt(math.pi), rel=0.01)
 
 
 def test_half_scale_has_the_law_of_the_root_of_the_transform():
-    r = scale_of_two((DRAWS,), seeded(2))
+    r = scale_of_two((DRAWS,), secret(2))
     for x in (0.3, 0.6, 0.9, 1.1, 1.3, 1.6, 1.9):
         assert (r < x).double().mean().item() == pytest.approx(law_of_half(x), abs=0.004)
 
 
 @pytest.mark.parametrize("terms", [1, 30])
 def test_the_gaussian_rest_has_the_mean_and_variance_of_the_terms_left_out(terms):
-    log = scale_of_two((4 * DRAWS,), seeded(8), terms).log()
+    log = scale_of_two((4 * DRAWS,), secret(8), terms).log()
     assert log.mean().item() == pytest.approx(special.digamma(1.5) / 4, abs=0.0015)
     assert log.var().item() == pytest.approx(special.polygamma(1, 1.5) / 8, rel=0.01)
 
 
 @pytest.mark.parametrize("sigma", [0.0, 2.288, math.sqrt(0.5), 1e-300])
 def test_extreme_draws_stay_inside_and_mirror_each_other(monkeypatch, sigma):
-    extremes = torch.tensor([0.0, 0.5 - 2.0**-53, 0.5, 1 - 2.0**-53], dtype=torch.float64)
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: extremes)
-    low, minus, plus, high = uniform_noise(sigma, (4,), seeded()).tolist()
+    extremes = torch.tensor([2.0**-53, 0.5 - 2.0**-53, 0.5 + 2.0**-53, 1 - 2.0**-53], dtype=torch.float64)
+    monkeypatch.setattr(SecretDraws, "uniform", lambda *_: extremes)
+    low, minus, plus, high = uniform_noise(sigma, (4,), secret()).tolist()
     if sigma:
         assert -math.sqrt(2) * sigma < low < minus < 0 < plus < high < math.sqrt(2) * sigma
     assert low == -high and minus == -plus
@@ -296,10 +297,10 @@ def recovered_noise(defense: ModelPerturbation, rounds: int) -> tuple[torch.Tens
     """
     zero = {n: torch.zeros_like(v).double() for n, v in initial(PLAN.spec, 1).items()}
     nothing = Surrogates(zero, {n: v[None] for n, v in zero.items()}, zero)
-    empty, ones, means, rng = torch.zeros(1, dtype=torch.float64), [], [], seeded()
+    empty, ones, means, rng = torch.zeros(1, dtype=torch.float64), [], [], secret()
     alone = secagg.Keys(empty, empty, torch.zeros(4, 4, dtype=torch.bool), empty)
     for number in range(rounds):
-        ctx = Context(PLAN, number, "real", SERVER, rng)
+        ctx = Context(PLAN, number, "real", SERVER, seeded(), rng)
         server = Server(zero, (), empty, ServerSecrets(defense.scales(ctx), empty, empty, torch.zeros(0, 0)))
         uploads = [defense.upload(replace(ctx, party=c), alone, nothing) for c in range(PLAN.clients)]
         for value, kept in ((uploads[0], ones), (defense.mean(uploads), means)):
@@ -324,7 +325,7 @@ def test_recovered_noise_is_gaussian_coordinate_by_coordinate_and_its_mean_has_a
 
 def test_naive_noise_has_another_variance_in_every_layer():
     defense = MPDPNaive(gamma="scalar")
-    one, mean = recovered_noise(defense, 600)
+    one, mean = recovered_noise(defense, 1600)  # with 600 the second layer is off by a tenth for one seed in 20
     layers = [v / defense.sigma() ** 2 for v in one.square().split([12, 9, 6], dim=1)]
     # E r^2 = 7/4 and E r^-2 = 1 for U(.5, 2): rows, rows over columns, columns.
     for value, expected in zip(layers, (1.75, 1.75, 1.0), strict=True):
@@ -333,7 +334,7 @@ def test_naive_noise_has_another_variance_in_every_layer():
 
 
 def test_noise_of_the_hardened_variant_has_a_floor():
-    ctx = Context(PLAN, 1, "real", SERVER, seeded())
+    ctx = Context(PLAN, 1, "real", SERVER, seeded(), secret())
     scales, free = (torch.cat([d.scales(ctx) for _ in range(200)]) for d in (MPDPH(floor=0.5), MPDP()))
     inverse = torch.from_numpy(expanded(PLAN.spec).laws.inverse).repeat(200)
     assert float(scales[~inverse].min()) == 0.5 and float(scales[inverse].max()) == 2.0

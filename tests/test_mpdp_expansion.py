@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.defenses.mpdp.expansion import Expansion, expand, expanded, fold
 from ppbench.defenses.mpdp.protocol import MPCDP
@@ -34,7 +35,7 @@ def plan_of(spec: NetSpec) -> Plan:
 
 def perturbed(expansion: Expansion, params: Params, seed: int = 0) -> tuple[Params, Params]:
     """Return the expanded network's weights under drawn scales, and the multipliers."""
-    multiplier = expansion.channels.multipliers(expansion.laws.draw(torch.Generator().manual_seed(seed)))
+    multiplier = expansion.channels.multipliers(expansion.laws.draw(Seeds(seed).secret("party")))
     return multiply(expansion.full(params), multiplier, torch.float64), multiplier
 
 
@@ -97,9 +98,9 @@ def test_transitional_channels_of_resnets_are_counted():
 @pytest.mark.parametrize("spec", [TINY, MLP5, CNN, DENSE, RESNET], ids=lambda s: f"{s.model}-{s.shape}")
 def test_every_weights_multiplier_has_the_law_whose_noise_is_gaussian(spec):
     """E R^2 = 3/2, and |DN*(1)| in law: alone in the first layer and the head, a product of two elsewhere."""
-    expansion, generator = expanded(spec), torch.Generator().manual_seed(0)
+    expansion, secret = expanded(spec), Seeds(0).secret("party")
     count = 400 if expansion.channels.count < 500 else 20
-    draws = [expansion.channels.multipliers(expansion.laws.draw(generator)) for _ in range(count)]
+    draws = [expansion.channels.multipliers(expansion.laws.draw(secret)) for _ in range(count)]
     for name in plan_of(spec).net.names:
         values = torch.stack([d[name].flatten(2)[..., 0] if d[name].dim() > 2 else d[name] for d in draws])
         assert bool((values > 0).all())
@@ -189,7 +190,7 @@ def test_networks_that_cannot_be_perturbed_are_refused_by_name(features, width, 
 def test_random_chains_are_perturbed_exactly(widths, seed):
     spec = net_spec("mlp", (5,), 3, {"hidden": ",".join(map(str, widths)), "bias": False})
     plan, params, data, defense = plan_of(spec), weights(spec, seed), examples(spec, 4, seed), MPCDP(kappa=1.0)
-    ctx = Context(plan, 1, "real", SERVER, torch.Generator().manual_seed(seed))
+    ctx = Context(plan, 1, "real", SERVER, torch.Generator(), Seeds(seed).secret("party"))
     server, message = defense.broadcast(ctx, Server(params, (), torch.zeros(4, dtype=torch.int64), ()))
     truth = true_gradient(plan, params, data)
     if not any(bool(v.any()) for v in truth.values()):

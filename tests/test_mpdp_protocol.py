@@ -39,7 +39,7 @@ def plan_of(spec: NetSpec = MLP5, clients: int = CLIENTS, lr: float = 0.1, batch
 
 
 def context(plan: Plan, party: int = SERVER, seed: int = 0, session: str = "real", round_: int = 1) -> Context:
-    return Context(plan, round_, session, party, torch.Generator().manual_seed(seed))
+    return Context(plan, round_, session, party, torch.Generator().manual_seed(seed), Seeds(seed).secret("party"))
 
 
 def served(defense: ModelPerturbation, plan: Plan, params: Params, seed: int = 0) -> tuple[Server, Perturbed]:

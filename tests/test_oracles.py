@@ -95,7 +95,7 @@ def test_every_epoch_takes_each_example_once():
 
 @pytest.mark.parametrize("defense", [DP(0.1), DP(0.1, "laplace"), DPSGD()])
 def test_every_local_step_has_noise_of_its_own(plan, defense):
-    ctx = Context(plan, 1, "real", 0, torch.Generator().manual_seed(0))
+    ctx = Context(plan, 1, "real", 0, torch.Generator(), Seeds(0).secret("party"))
     for leaf in leaves(defense.draw(ctx, initial(plan.spec, 0), 3)):
         assert len({tuple(step.flatten().tolist()) for step in leaf}) == 3
 
@@ -105,7 +105,7 @@ def test_attackers_are_told_noise_of_the_size_that_is_added(plan, digits, defens
     plan, params = replace(plan, local=Local("gradient", batch=16)), initial(plan.spec, 0)
     layout = Layout.of(params)
     batch = Batch(digits.x[:16], digits.y[:16], torch.ones(16))
-    drawn = defense.draw(Context(plan, 1, "real", 0, torch.Generator().manual_seed(0)), params, 4)
+    drawn = defense.draw(Context(plan, 1, "real", 0, torch.Generator(), Seeds(0).secret("party")), params, 4)
     none = {n: torch.zeros_like(p) for n, p in params.items()}
     clean = layout.pack(defense.local_gradient(plan, params, batch, (), none))
     steps = [{n: v[t] for n, v in drawn.items()} for t in range(4)]

@@ -34,13 +34,13 @@ PLAN = Plan(net_spec("mlp", (4,), 2), 6)
 
 
 def context(party: int, round_: int = 1, session: str = "real") -> Context:
-    return Context(PLAN, round_, session, party, Seeds(0).generator("party", session, round_, party))
+    return Context(PLAN, round_, session, party, torch.Generator(), Seeds(0).secret("party", session, round_, party))
 
 
 def agreed(graph: Tensor, seed: int = 0) -> tuple[list[secagg.Keys], secagg.Roster]:
     """Every client's keys after a set-up through the server, over `graph`."""
     clients = len(graph)
-    keys = [secagg.new_keys(replace(context(c), generator=Seeds(seed).generator("keys", c))) for c in range(clients)]
+    keys = [secagg.new_keys(replace(context(c), secret=Seeds(seed).secret("keys", c))) for c in range(clients)]
     server = Server({}, (), torch.zeros(clients, dtype=torch.int64), ())
     coroutine = secagg.exchange_keys(server, range(clients), graph)
     hello = next(coroutine)
@@ -80,7 +80,7 @@ def test_masks_sum_to_zero_modulo_two_to_the_64(clients, drawn, seed, words):
 @settings(max_examples=40)
 @given(st.integers(2, 40), st.integers(1, 12), st.integers(0, 99))
 def test_a_ring_of_neighbors_is_symmetric_regular_and_holds_together(clients, degree, seed):
-    neighbors = secagg.ring_neighbors(clients, degree, torch.Generator().manual_seed(seed))
+    neighbors = secagg.ring_neighbors(clients, degree, Seeds(seed).secret("party"))
     size = min(degree + degree % 2, clients - 1)
     assert neighbors.shape == (clients, size)
     graph = torch.zeros(clients, clients, dtype=torch.bool)

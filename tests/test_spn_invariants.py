@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm, truncnorm
 
 from ppbench.base.errors import ProtocolError
+from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves, tree_map
 from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
@@ -28,14 +29,14 @@ ALPHAS = (1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5)
 
 
 def context(plan, party=0, round_=1):
-    return Context(plan, round_, "real", party, torch.Generator().manual_seed(0))
+    return Context(plan, round_, "real", party, torch.Generator(), Seeds(0).secret("party"))
 
 
 def spn_gradient(plan, data: Data, alpha2: float, dtype=torch.float64, seed: int = 0) -> dict[str, torch.Tensor]:
     plan = replace(plan, local=Local("gradient", batch=len(data.x)))
     params = {n: p.to(dtype) for n, p in initial(plan.spec, 1).items()}
     defense = SPN(alpha2)
-    ctx = Context(plan, 1, "real", 0, torch.Generator().manual_seed(seed))
+    ctx = Context(plan, 1, "real", 0, torch.Generator(), Seeds(seed).secret("party"))
     secret = tree_map(lambda t: t.to(dtype), defense.init_client(ctx, params))
     batch = Batch(data.x[None].to(dtype), data.y[None].to(dtype), torch.ones(1, len(data.x), dtype=dtype))
     return defense.compute(plan, Job(params, batch, torch.tensor(0.1), secret, ()))[0]
@@ -137,7 +138,7 @@ def test_clipped_sum_moves_by_at_most_clip_when_an_example_leaves(n, clip, drop)
 
 def test_poisson_takes_each_example_with_the_stated_rate_and_pads_with_weight_zero():
     data = Data(torch.arange(50.0)[:, None], torch.ones(50, 1))
-    batch = poisson(data, 400, 0.2, torch.Generator().manual_seed(0))
+    batch = poisson(data, 400, 0.2, Seeds(0).secret("party"))
     assert float(batch.w.sum() / 400) == pytest.approx(10, rel=0.05)
     assert float(batch.w.sum(1).var()) == pytest.approx(50 * 0.2 * 0.8, rel=0.2)
     for x, w in zip(batch.x, batch.w, strict=True):

@@ -66,6 +66,10 @@ def divided(self, ctx, me, result):
     return Update({name: value / me for name, value in result.items()})
 
 
+def torch_noise(self, ctx, me, result):
+    return Update({n: value + 0.01 * torch.randn(value.shape, generator=ctx.generator) for n, value in result.items()})
+
+
 def greeting(self, ctx, server, cohort):
     yield Step(server, dict.fromkeys(cohort, Hello()))
     noise = {n: v + 0.01 * torch.randn(v.shape, generator=ctx.generator) for n, v in server.params.items()}
@@ -154,6 +158,7 @@ FAULTS = [
     (Listed, "declares_itself", "scales is a tuple"),
     (spoilt("Gridless", control="strength"), "declares_itself", "'strength' is none of its fields"),
     (Picky, "declares_itself", "refuses a value of its own grid"),
+    (spoilt("Solvable", upload=torch_noise), "torch_draws_no_secret", "draw secrets from ctx.secret"),
     (GlobalNoise, "one_seed_one_result", "two runs of one seed differ"),
     (GlobalNoise, "one_seed_one_result", "global generator has moved"),
     (SeedFixed, "one_seed_one_result", "two seeds give the same weights"),

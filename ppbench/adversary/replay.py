@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.tree import Params, Tree, finite, leaves, norm, tree_map
 from ppbench.federation.contract import Defense, Server
 from ppbench.federation.evidence import Evidence, Measure, Shared, as_gradient
@@ -92,7 +93,8 @@ class ObservedRound:
         server, plan = _fresh(self.begun.server, dtype), replace(self.view.plan, server_opt=Opt())
         generator = torch.Generator()
         generator.set_state(self.begun.draws.cpu())
-        ctx = Context(plan, self.round, self.begun.session, SERVER, generator)
+        secret = SecretDraws.of(self.begun.secret)
+        ctx = Context(plan, self.round, self.begun.session, SERVER, generator, secret)
         by_step = {(e.step, e.slot.client): e for e in self.exchanges}
         coroutine = cast(Defense, self.view.defense).round(ctx, server, list(cohort))
         answers = None

@@ -1,6 +1,6 @@
-"""One seed, one result: every random draw has a generator derived from its purpose.
+"""One seed, one result: every random draw has a source of its own, derived from its purpose.
 
-A generator depends only on (master seed, secret, role, indices), so adding a client, a victim or an attack changes no
+A source depends only on (master seed, secret, role, indices), so adding a client, a victim or an attack changes no
 other draw.
 """
 
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ppbench.base.secret_draws import SecretDraws
+
 TWISTER = 624
 """Words of 32 bits that are the state of torch's CPU generator."""
 PLACE = 24
@@ -20,7 +22,7 @@ PLACE = 24
 
 @dataclass(frozen=True)
 class Seeds:
-    """Derives seeds and generators from one master seed and, if `salt` is set, a secret in hex."""
+    """Derives seeds, generators and secret draws from one master seed and, if `salt` is set, a secret in hex."""
 
     master: int
     salt: str = ""
@@ -37,10 +39,15 @@ class Seeds:
         """Return a fresh CPU generator for `role` and `index`. Draws are made on CPU on every device.
 
         With a secret, the whole state is drawn from it: torch keeps 32 bits of a seed, which one core can try in an
-        hour against published noise, and known noise can be subtracted.
+        hour. Still, whoever sees enough of its numbers can tell the others: what a party keeps secret is drawn by
+        `secret`.
         """
         generator = torch.Generator().manual_seed(self.seed(role, *index))
         return generator.set_state(_filled(generator.get_state(), self._text(role, *index))) if self.salt else generator
+
+    def secret(self, role: str, *index: int | str) -> SecretDraws:
+        """Return the secret draws for `role` and `index`, keyed by SHA-256 of their canonical text."""
+        return SecretDraws(hashlib.sha256(self._text("secret", role, *index)).digest())
 
     def _text(self, role: str, *index: int | str) -> bytes:
         return "/".join([str(self.master), *filter(None, [self.salt]), role, *map(str, index)]).encode()

@@ -319,6 +319,7 @@ class Baffle(PairedDefense):
     average: Literal["warmed", "constant"] = "warmed"
 
     name: ClassVar[str] = "baffle"
+    version: ClassVar[str] = "2"
     control: ClassVar[str] = "k"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "quick": (10.0, 64.0, 300.0),

@@ -20,7 +20,7 @@ from ppbench.federation.plan import Batch, Noise, Plan
 
 def unit_noise(ctx: Context, params: Params, steps: int, law: Law = "gaussian") -> dict[str, Tree]:
     """Return noise of scale 1 for every local step, float32, by parameter; see `draws.noise`."""
-    return {name: noise(ctx.generator, steps, value.shape, law) for name, value in params.items()}
+    return {name: noise(ctx.secret, steps, value.shape, law) for name, value in params.items()}
 
 
 def with_noise(clean: Params, sigma: float, noise: Params) -> Params:
@@ -43,6 +43,7 @@ class DP(Defense):
     law: Law = "gaussian"
 
     name: ClassVar[str] = "dp"
+    version: ClassVar[str] = "2"
     control: ClassVar[str] = "sigma"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "quick": (1e-4, 0.01, 0.1),

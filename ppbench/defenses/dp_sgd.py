@@ -29,6 +29,7 @@ class DPSGD(Defense):
     clip: Positive = 1.0
 
     name: ClassVar[str] = "dp_sgd"
+    version: ClassVar[str] = "2"
     control: ClassVar[str] = "noise_multiplier"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "quick": (0.01, 0.1, 1.0),
@@ -67,7 +68,7 @@ class DPSGD(Defense):
         """Return Poisson samples of rate batch size over examples."""
         count = len(data.x)
         rate = min(1.0, ctx.plan.local.batch / count)
-        return poisson(data, self.steps(ctx.plan, count), rate, ctx.generator)
+        return poisson(data, self.steps(ctx.plan, count), rate, ctx.secret)
 
     def copies(self, plan: Plan, clients: int, examples: int) -> int:
         """As the base class, plus a step's noise and gradients of half a batch of examples: sample sizes vary."""

@@ -27,6 +27,7 @@ class FullNoise(Defense):
     sigma: Positive = 1e-3
 
     name: ClassVar[str] = "full_noise"
+    version: ClassVar[str] = "2"
     paper: ClassVar[str] = "control: perfect privacy, no utility"
     epsilon_reason: ClassVar[str] = "uploads do not depend on data (epsilon 0)"
 

@@ -70,7 +70,7 @@ class PPDL(Defense):
     noise_on: Literal["gradients", "upload"] = "gradients"
 
     name: ClassVar[str] = "ppdl"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     control: ClassVar[str] = "sigma"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "quick": (0.0, 1e-3, 0.01),
@@ -111,7 +111,7 @@ class PPDL(Defense):
         index = flat.abs().topk(kept).indices.sort().values
         value = flat[index]
         if self.sigma and self.noise_on == "upload":
-            value = value + self.sigma * torch.randn(kept, generator=ctx.generator).to(flat.device)
+            value = value + self.sigma * ctx.secret.normal((kept,)).to(flat.device)
         if 8 * kept <= 4 * kept + math.ceil(len(flat) / 8):
             return Indexed(index.int(), value)
         return Bitmap(pack_bits(torch.zeros_like(flat, dtype=torch.bool).index_fill(0, index, True)), value)

@@ -36,7 +36,7 @@ class SecureAggregation(PairedDefense):
     fraction_bits: Bits = 40
 
     name: ClassVar[str] = "secagg"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     paper: ClassVar[str] = (
         "Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017"
     )
@@ -144,7 +144,7 @@ class SparseSecureAggregation(SecureAggregation):
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Draw the graph and exchange keys along it; no client learns of others than its neighbors."""
-        neighbors = secagg.ring_neighbors(len(cohort), self.degree(len(cohort)), ctx.generator)
+        neighbors = secagg.ring_neighbors(len(cohort), self.degree(len(cohort)), ctx.secret)
         return secagg.exchange_neighbor_keys(server, cohort, neighbors)
 
     def degree(self, clients: int) -> int:

@@ -42,6 +42,7 @@ class SPN(Defense):
     phi_tap: Literal["head", "conv_flat"] = "head"
 
     name: ClassVar[str] = "spn"
+    version: ClassVar[str] = "2"
     control: ClassVar[str] = "alpha2"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "quick": (0.01, 0.1, 0.5),
@@ -63,8 +64,8 @@ class SPN(Defense):
         x = next(iter(params.values())).new_zeros(1, *ctx.plan.spec.shape)
         with torch.no_grad():
             width = self._tapped(ctx.plan, params, x)[1].shape[1]
-        uniform = (torch.rand(self.bits, width + 1, generator=ctx.generator) * 2 - 1) * self.head_scale
-        code = torch.randint(0, 2, (ctx.plan.spec.classes, self.bits), generator=ctx.generator).float() * 2 - 1
+        uniform = ((ctx.secret.uniform((self.bits, width + 1)) * 2 - 1) * self.head_scale).float()
+        code = ctx.secret.integers(0, 2, (ctx.plan.spec.classes, self.bits)).float() * 2 - 1
         head = {"weight": uniform[:, :-1].contiguous(), "bias": uniform[:, -1].contiguous()}
         return Secret(head, code, ctx.plan.local.opt.init(Layout.of(head).pack(head)))
 

@@ -180,9 +180,10 @@ def compute_all(work_by_key: Mapping[int, Work]) -> dict[int, dict[int, Tree]]:
 def party_context(
     seeds: Seeds, plan: Plan, session: str, round_: int, step: int, party: int, purpose: str = "step"
 ) -> Context:
-    """Return the context of a party in one step, with a generator for this party, step and purpose alone."""
-    draws = seeds.generator("party", purpose, session, round_, step, party)
-    return Context(plan, round_, seeds.token("session", session, round_), party, draws)
+    """Return the context of a party in one step, with draws for this party, step and purpose alone."""
+    purposes = "party", purpose, session, round_, step, party
+    token = seeds.token("session", session, round_)
+    return Context(plan, round_, token, party, seeds.generator(*purposes), seeds.secret(*purposes))
 
 
 @dataclass
@@ -215,7 +216,7 @@ class Drive:
         """Return the coroutine of this round; a transcript also records the server's state and draws before it."""
         if self.wire.keep:
             ctx, server = self.context(SERVER, 0), self.parties.server
-            begun = Begun(server, ctx.generator.get_state(), ctx.session)
+            begun = Begun(server, ctx.generator.get_state(), ctx.session, ctx.secret.key)
             self.states.append(StateRecord(self.probe, self.round, BEGUN, SERVER, begun))
         return self.unrecorded(cohort)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.base.errors import UsageError
+from ppbench.base.secret_draws import NO_SECRETS, SecretDraws
 from ppbench.base.tree import Params, Tree, node
 from ppbench.nets.net import LOSSES, LossName, Net, NetSpec, build
 
@@ -201,7 +202,9 @@ class Context:
 
     round: 0 at set-up. session: unique to each round and each fork (probes, observed rounds); masks must derive from
     it, or a fork's would be those of the real round. It does not reveal whether a round is a probe, even compared with
-    earlier sessions. party: client index, or SERVER. generator: draws for this party in this step only.
+    earlier sessions. party: client index, or SERVER. Draws for this party in this step only: secret, of all that it
+    must not give away (noise, masks, keys, private parameters, secret samples); generator, of what is public, since its
+    state follows from enough of its numbers. A context that was made without `secret` cannot draw secrets.
     """
 
     plan: Plan
@@ -209,6 +212,7 @@ class Context:
     session: str
     party: int
     generator: torch.Generator
+    secret: SecretDraws = NO_SECRETS
 
 
 def all_at_once(data: Data) -> Batch:
@@ -239,10 +243,10 @@ def shuffled(data: Data, local: Local, generator: torch.Generator) -> Batch:
     return gather(data, index, weight.repeat(local.epochs, 1))
 
 
-def poisson(data: Data, steps: int, rate: float, generator: torch.Generator) -> Batch:
+def poisson(data: Data, steps: int, rate: float, secret: SecretDraws) -> Batch:
     """Return `steps` Poisson samples, each example in with probability `rate`, as 0/1 weights over padded batches."""
     count = len(data.x)
-    chosen = torch.rand(steps, count, generator=generator) < rate
+    chosen = secret.bernoulli(rate, (steps, count))
     size = max(1, int(chosen.sum(1).max()))
     index = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :size]
     return gather(data, index, chosen.gather(1, index).float())

@@ -2,7 +2,7 @@
 
 X25519 key agreement through the server; HKDF-SHA256 separates sessions, rounds and purposes; ChaCha20 expands. Sums of
 fixed-point numbers are taken modulo 2^64 (int64 wraps), so masked values are uniform and do not reveal their size. Keys
-are drawn from a party's generator, so that a benchmark can be repeated.
+are of a party's secret draws, so that a benchmark can be repeated.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from ppbench.base.errors import Overflow, ProtocolError, UsageError
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Round, Server, Step
 from ppbench.federation.evidence import Evidence, Shared
@@ -128,8 +129,8 @@ def _words(data: bytes) -> Tensor:
 
 
 def new_private(ctx: Context) -> Tensor:
-    """Return a party's X25519 private key, [32] uint8, drawn from its generator."""
-    return torch.randint(0, 256, (32,), generator=ctx.generator).to(torch.uint8)
+    """Return a party's X25519 private key, [32] uint8, of its secret draws."""
+    return ctx.secret.random_bytes((32,))
 
 
 def public_of(private: Tensor) -> Tensor:
@@ -157,7 +158,7 @@ def expand_secret(secret: Tensor, info: str, words: int) -> Tensor:
 
 
 def new_keys(ctx: Context) -> Keys:
-    """Return a client's key pair, drawn from its generator."""
+    """Return a client's key pair, of its secret draws."""
     private = new_private(ctx)
     none = torch.zeros(0, dtype=torch.int64)
     return Keys(private, torch.zeros(0, 32, dtype=torch.uint8), torch.zeros(0, 0, dtype=torch.bool), none)
@@ -245,13 +246,13 @@ def complete_graph(clients: int) -> Tensor:
     return ~torch.eye(clients, dtype=torch.bool)
 
 
-def ring_neighbors(clients: int, degree: int, generator: torch.Generator) -> Tensor:
+def ring_neighbors(clients: int, degree: int, secret: SecretDraws) -> Tensor:
     """Return the neighbors of each of K clients in a random graph of even degree, [K, D] int64; D is K - 1 at most.
 
     Clients stand on a circle in random order, each beside its nearest: the Harary graph of Bell et al. 2020 (Algorithm
     2), which stays connected when fewer than `degree` clients are removed. An odd degree becomes the next even one.
     """
-    order, half = torch.randperm(clients, generator=generator), min(-(-degree // 2), clients // 2)
+    order, half = secret.permutation(clients), min(-(-degree // 2), clients // 2)
     steps = torch.cat([torch.arange(1, half + 1), -torch.arange(1, half + 1)])
     steps = steps.remainder(clients).unique()  # at both sides the opposite client may be the same one
     others = order[(torch.arange(clients)[:, None] + steps) % clients]

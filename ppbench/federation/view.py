@@ -16,6 +16,7 @@ from torch import Tensor
 from ppbench.base import tree
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_plugin
+from ppbench.base.secret_draws import KEY_BYTES
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Context, Data, Noise, Plan
@@ -73,12 +74,14 @@ class StateRecord:
 class Begun:
     """The server's side when a round begins.
 
-    server: its state, () if not recorded. draws: its generator's state, uint8. session: its context's.
+    server: its state, () if not recorded. draws: its generator's state, uint8. session: its context's. secret: the key
+    of its secret draws, uint8; zeros in records of older versions.
     """
 
     server: Tree
     draws: Tensor
     session: str
+    secret: Tensor = torch.zeros(KEY_BYTES, dtype=torch.uint8)
 
 
 BEGUN = -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from statistics import mean, stdev
@@ -248,6 +248,33 @@ def no_view_reaches_a_secret(trial: DefenseTrial, threat: str, after: int = 0) -
         )
 
 
+@dataclass(frozen=True)
+class OtherGenerators(Seeds):
+    """Seeds by which clients have other generators, and the same secret draws."""
+
+    def generator(self, role: str, *index: int | str) -> torch.Generator:
+        """Return another generator for a client; its number is the last of `index`."""
+        other = role == "party" and index[-1] != SERVER
+        return super().generator("other", role, *index) if other else super().generator(role, *index)
+
+
+def torch_draws_no_secret(trial: DefenseTrial) -> Iterator[str]:
+    """Check that what clients keep, and send of one example, does not change with their torch generators."""
+    worlds = []
+    for seeds in (Seeds(0), OtherGenerators(0)):
+        run = trial.federate(start=False)
+        run.seeds = seeds
+        run.start(initial(run.plan.spec, 1))
+        mail = run.probe(scene_victims(run, batch=1).data).mail
+        worlds.append((run.parties.clients, [letter.message for letter in mail if letter.sender != SERVER]))
+    if not same_tensors(*worlds):
+        yield (
+            "what clients keep or send changes with ctx.generator, a Mersenne twister: from enough of its numbers in "
+            "an upload all others follow (the attack `noise_replay`); draw secrets from ctx.secret, as "
+            "ctx.secret.normal(shape)"
+        )
+
+
 def a_view_survives_the_disk(trial: DefenseTrial) -> Iterator[str]:
     """Check that a view read back from disk is equal, and gives the same guess."""
     run = trial.federate()
@@ -327,6 +354,7 @@ DEFENSE_PROPERTIES: Mapping[str, Property[DefenseTrial]] = {
     "secrets_from_a_client": partial(no_view_reaches_a_secret, threat="client/1"),
     "secrets_from_a_listener": partial(no_view_reaches_a_secret, threat="eavesdropper/1"),
     "secrets_after_training": partial(no_view_reaches_a_secret, threat="server/1", after=2),
+    "torch_draws_no_secret": torch_draws_no_secret,
     "a_view_survives_the_disk": a_view_survives_the_disk,
     "evidence_is_what_the_server_steps_on": evidence_is_what_the_server_steps_on,
     "off_level_equals_none": off_level_equals_none,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from ppbench.base.errors import UsageError
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Tree, encode, leaves, nbytes
 from ppbench.federation.contract import Server
@@ -54,7 +55,7 @@ def declares_itself(trial: DefenseTrial) -> Iterator[str]:
 
 
 def one_seed_one_result(trial: DefenseTrial) -> Iterator[str]:
-    """Check that all draws come from the context's generator: equal seeds agree bit for bit, others do not."""
+    """Check that all draws come from the context: equal seeds agree bit for bit, others do not."""
     before = torch.get_rng_state()
     runs = [trial.federate(seed) for seed in (0, 0, 1)]
     for run in runs:
@@ -64,12 +65,12 @@ def one_seed_one_result(trial: DefenseTrial) -> Iterator[str]:
     first, again, _ = (run.parties for run in runs)
     if not same_tensors((first.server, first.clients), (again.server, again.clients)):
         difference = largest_difference((first.server, first.clients), (again.server, again.clients))
-        yield f"two runs of one seed differ (by up to {difference:.2g}); draw from ctx.generator and from nothing else"
+        yield f"two runs of one seed differ (by up to {difference:.2g}); draw from ctx.secret and ctx.generator alone"
     learnt = [trial.defense.own_models(run.parties.clients) or run.parties.server.params for run in runs]
     if same_tensors(learnt[0], learnt[2]):
-        yield "two seeds give the same weights; draw from ctx.generator, which depends on the seed"
+        yield "two seeds give the same weights; draw from ctx.secret, which depends on the seed"
     if not torch.equal(before, torch.get_rng_state()):
-        yield "torch's global generator has moved; draw from ctx.generator, for others rely on the global one"
+        yield "torch's global generator has moved; draw from ctx.secret, for others rely on the global one"
 
 
 def resumes(trial: DefenseTrial, schedule: str) -> Iterator[str]:
@@ -120,6 +121,10 @@ class OneDraw(Seeds):
     def generator(self, role: str, *index: int | str) -> torch.Generator:
         """Return the generator of a party's purpose, round and step; index: purpose, session, and these."""
         return super().generator(role, *index[:1], *index[2:])
+
+    def secret(self, role: str, *index: int | str) -> SecretDraws:
+        """Return the secret draws of a party's purpose, round and step; index: purpose, session, and these."""
+        return super().secret(role, *index[:1], *index[2:])
 
 
 def probes_are_steps_of_training(trial: DefenseTrial) -> Iterator[str]:

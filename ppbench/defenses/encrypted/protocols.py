@@ -71,7 +71,7 @@ class ReducedNoise(EncryptedSums):
         """Return 1/N times the clipped and noisy update in fixed point, [values] int64 (Overflow)."""
         flat = Layout.of(result).pack(result).double().cpu()
         clipped = flat * (self.bound / flat.norm().clamp(min=1e-300)).clamp(max=1.0)
-        noise = torch.randn(len(flat), generator=ctx.generator, dtype=torch.float64)
+        noise = ctx.secret.normal((len(flat),), torch.float64)
         noisy = clipped + self.sigma(ctx.plan) * noise
         return secagg.to_ring(noisy, self.fraction_bits, 1 / ctx.plan.clients)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits, between
@@ -64,6 +65,8 @@ class EncryptedSums(secagg.PairedDefense):
 
     honest: Annotated[float, between(1e-3, 1)] = 0.5
     fraction_bits: Bits = 40
+
+    version: ClassVar[str] = "2"
 
     @property
     def sums(self) -> bool:
@@ -192,10 +195,10 @@ PRIME = 2**16 + 1
 LIMBS = 16
 
 
-def split_key(private: Tensor, clients: int, threshold: int, generator: torch.Generator) -> Tensor:
+def split_key(private: Tensor, clients: int, threshold: int, secret: SecretDraws) -> Tensor:
     """Return the shares [N, 16] int64 of a key [32] uint8 for `clients` clients; `threshold` of them restore it."""
     limbs = private.cpu().contiguous().view(torch.int16).to(torch.int64) % 2**16
-    higher = torch.randint(0, PRIME, (threshold - 1, LIMBS), generator=generator)
+    higher = secret.integers(0, PRIME, (threshold - 1, LIMBS))
     values = torch.zeros(clients, LIMBS, dtype=torch.int64)
     points = torch.arange(1, clients + 1)[:, None]
     for coefficient in (*higher.flip(0), limbs):  # Horner's rule
@@ -306,7 +309,7 @@ class ThresholdDefense(EncryptedSums):
     def _dealt(self, ctx: Context, me: Member) -> Tensor:
         """Return the shares of the client's private key, each encrypted for its receiver: [N, 16] int64."""
         threshold = self.threshold(ctx.plan)
-        own = split_key(me.keys.private, ctx.plan.clients, threshold, ctx.generator)
+        own = split_key(me.keys.private, ctx.plan.clients, threshold, ctx.secret)
         return (own + _pads(me.keys, ctx, sent=True)) % PRIME
 
     # -- a round -------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import Overflow
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.tree import Params, Tree, finite
 from ppbench.defenses.fedpc.messages import (
     FEDPC_PAPER,
@@ -203,6 +204,7 @@ class FedPC(Parameters):
     """
 
     name: ClassVar[str] = "fedpc"
+    version: ClassVar[str] = "2"
     control: ClassVar[str] = "beta"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (0.2, 0.8), "paper": (0.1, 0.2, 0.35, 0.5, 0.8)}
     paper: ClassVar[str] = (
@@ -269,8 +271,7 @@ class FedPC(Parameters):
     def init_client(self, ctx: Context, params: Params) -> Worker:
         """Draw the private hyper-parameters from the menus and, with masks, a key pair."""
         batch, epochs, rate = (
-            torch.tensor(menu[int(torch.randint(len(menu), (), generator=ctx.generator))])
-            for menu in map(self.menu, MENUS)
+            torch.tensor(menu[int(ctx.secret.integers(0, len(menu), ()))]) for menu in map(self.menu, MENUS)
         )
         keys = secagg.new_keys(ctx) if self.paired else ()
         return Worker(batch, epochs, rate, {}, {}, {}, keys)
@@ -307,11 +308,11 @@ class FedPC(Parameters):
         """Return the worker's model or its ternary vector, by the command."""
         if int(command.code) == SEND_MODEL:
             if self.pilot_clip:
-                return Weights(noisy_model(me.last, me.trained, self.pilot_clip, self.pilot_sigma, ctx.generator))
+                return Weights(noisy_model(me.last, me.trained, self.pilot_clip, self.pilot_sigma, ctx.secret))
             return Weights(me.trained)
         trits = self.ternary(ctx, me)
         if self.flip:
-            trits = randomized(trits, self.flip, ctx.generator)
+            trits = randomized(trits, self.flip, ctx.secret)
         if self.paired:
             return Masked(mask_ternary(ctx, me.keys, command.senders, trits))
         return Ternary(encoded(trits, self.packing, self.padded))
@@ -355,18 +356,18 @@ def mean_loss_over_batches(plan: Plan, params: Params, batches: Batch) -> Tensor
     return (total / batches.w.double().sum()).float()
 
 
-def randomized(trits: Tensor, flip: float, generator: torch.Generator) -> Tensor:
+def randomized(trits: Tensor, flip: float, secret: SecretDraws) -> Tensor:
     """Return int8 [M] with each entry redrawn, uniformly from -1, 0, 1, with probability `flip`."""
-    anew = torch.rand(len(trits), generator=generator) < flip
-    drawn = torch.randint(-1, 2, (len(trits),), generator=generator, dtype=torch.int8)
+    anew = secret.bernoulli(flip, (len(trits),))
+    drawn = secret.integers(-1, 2, (len(trits),)).to(torch.int8)
     return torch.where(anew.to(trits.device), drawn.to(trits.device), trits)
 
 
-def noisy_model(last: Params, trained: Params, clip: float, sigma: float, generator: torch.Generator) -> Params:
+def noisy_model(last: Params, trained: Params, clip: float, sigma: float, secret: SecretDraws) -> Params:
     """Return the model P + clipped (Q - P) + noise: the update scaled to norm `clip`, noise N(0, (sigma clip)^2)."""
     layout = Layout.of(last)
     start = layout.pack(last)
     update = layout.pack(trained) - start
-    noise = torch.randn(len(update), generator=generator).to(update)
+    noise = secret.normal((len(update),)).to(update)
     update = update * (clip / update.norm().clamp(min=clip)) + sigma * clip * noise
     return layout.unpack(start + update)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from ppbench.base.errors import UsageError
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.tree import Params
 from ppbench.nets.channels import (
     FIXED_SCALE,
@@ -145,12 +146,12 @@ _MEAN = -1 + (np.euler_gamma + 2 * math.log(2)) / 2
 _VARIANCE = math.pi**2 / 8 - 1
 
 
-def scale_alone(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def scale_alone(shape: tuple[int, ...], secret: SecretDraws) -> Tensor:
     """Return draws of |DN*(1)| (Eq. [13]), of scales that are alone in a weight's multiplier."""
-    return (torch.randn((3, *shape), generator=generator, dtype=torch.float64).square().sum(0) / 2).sqrt()
+    return (secret.normal((3, *shape), torch.float64).square().sum(0) / 2).sqrt()
 
 
-def scale_of_two(shape: tuple[int, ...], generator: torch.Generator, terms: int = TERMS) -> Tensor:
+def scale_of_two(shape: tuple[int, ...], secret: SecretDraws, terms: int = TERMS) -> Tensor:
     """Return draws of |DN*(2)| by its series (Theorem 3), with one Gaussian for the terms after the first `terms`.
 
     The Gaussian has their exact mean and variance; without it the product's variance is low (0.98 sigma^2 at 30 terms).
@@ -158,19 +159,17 @@ def scale_of_two(shape: tuple[int, ...], generator: torch.Generator, terms: int 
     log, mean, variance = torch.zeros(shape, dtype=torch.float64), _MEAN, _VARIANCE
     for term in range(1, terms + 1):
         center = math.log1p(1 / term) / 2
-        gamma = torch.randn(shape, generator=generator, dtype=torch.float64).square() / 2  # of shape 1/2
+        gamma = secret.normal(shape, torch.float64).square() / 2  # of shape 1/2
         log = log - gamma / (2 * term + 1) + center / 2
         mean -= 1 / (2 * term + 1) - center
         variance -= 1 / (2 * term + 1) ** 2
-    rest = torch.randn(shape, generator=generator, dtype=torch.float64)
+    rest = secret.normal(shape, torch.float64)
     return torch.exp(log - mean / 2 - math.sqrt(variance / 2) * rest)
 
 
-def uniform_noise(sigma: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def uniform_noise(sigma: float, shape: tuple[int, ...], secret: SecretDraws) -> Tensor:
     """Return draws of DN(sigma, 1), clients' noise (Eqs. [16], [19]): never 0, strictly within +-sqrt(2) sigma."""
-    # Odd multiples of 2^-53: `rand` gives multiples of 2^-53, so doubling, shifting and the last sum are exact.
-    drawn = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1 + 2.0**-53
-    return math.sqrt(2) * sigma * drawn
+    return math.sqrt(2) * sigma * (2 * secret.uniform(shape) - 1)  # exact: odd multiples of 2^-52
 
 
 Flags = NDArray[np.bool_]
@@ -187,10 +186,10 @@ class Laws:
     inverse: Flags
     single: Flags
 
-    def draw(self, generator: torch.Generator, floor: float = 0.0) -> Tensor:
+    def draw(self, secret: SecretDraws, floor: float = 0.0) -> Tensor:
         """Return scales [count], float64, > 0: 1/s for `inverse` ones, else r; r and s are at least `floor`."""
         count = len(self.single)
-        one, two = scale_alone((count,), generator), scale_of_two((count,), generator)
+        one, two = scale_alone((count,), secret), scale_of_two((count,), secret)
         value = torch.where(torch.from_numpy(self.single), one, two).clamp(min=floor)
         return torch.where(torch.from_numpy(self.inverse), 1 / value, value)
 

@@ -156,7 +156,7 @@ class ModelPerturbation(Perturbation):
     clip: Clip = "seen"
     kappa: Annotated[float, between(1e-6, 1e30)] = 1.0
 
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     control: ClassVar[str] = "epsilon"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (3.0, 10.0, 30.0), "paper": (0.5, 1.0, 3.0, 5.0, 10.0)}
     paper: ClassVar[str] = (
@@ -191,11 +191,11 @@ class ModelPerturbation(Perturbation):
 
     def scales(self, ctx: Context) -> Tensor:
         """Return new scales [count], float64, on the CPU: r and 1/s of the laws of Eq. 13."""
-        return self.expansion(ctx.plan).laws.draw(ctx.generator)
+        return self.expansion(ctx.plan).laws.draw(ctx.secret)
 
     def secrets(self, ctx: Context, server: Server, scales: Tensor, hidden: Params) -> tuple[Tree, Tensor, Tensor]:
         """Return (`ServerSecrets`, mask r, public direction r_a of a scalar gamma, else [0])."""
-        uniform = torch.rand(3, ctx.plan.spec.classes, generator=ctx.generator, dtype=torch.float64).to(scales.device)
+        uniform = ctx.secret.uniform((3, ctx.plan.spec.classes)).to(scales.device)
         direction = 2 * uniform[0] - 1
         if self.gamma == "vector":
             sign = torch.where(uniform[1] < 0.5, -1.0, 1.0)

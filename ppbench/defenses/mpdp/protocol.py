@@ -51,7 +51,7 @@ class MPDP(ModelPerturbation):
     n: Annotated[int, whole_number(0, 10_000)] = 5
 
     name: ClassVar[str] = "mpdp"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
 
     @property
     def paired(self) -> bool:
@@ -116,7 +116,7 @@ class MPDP(ModelPerturbation):
     def added(self, ctx: Context, me: secagg.Keys, words: int) -> Tensor:
         """Return eta + sum Delta (Algorithm 2), float64 [words]; each term is uniform."""
         sigmas = self.sigmas(ctx.plan)
-        eta = uniform_noise(sigmas.eta, (words,), ctx.generator)
+        eta = uniform_noise(sigmas.eta, (words,), ctx.secret)
         return eta + math.sqrt(2) * sigmas.delta * secagg.pair_noise(me, ctx, "delta", words)
 
 
@@ -165,7 +165,7 @@ class MPDPH(MPDP):
 
     def scales(self, ctx: Context) -> Tensor:
         """Return fresh scales [count], float64, with r and s at least `floor`."""
-        return self.expansion(ctx.plan).laws.draw(ctx.generator, self.floor)
+        return self.expansion(ctx.plan).laws.draw(ctx.secret, self.floor)
 
     def upload(self, ctx: Context, me: secagg.Keys, result: Surrogates) -> Tree:
         """Return the noisy first surrogate, and 1/K times the others in fixed point, masked, int64 (Overflow)."""
@@ -223,7 +223,7 @@ class MPDPNaive(ModelPerturbation):
 
     def added(self, ctx: Context, me: Tree, words: int) -> Tensor:
         """Return Gaussian noise, float64 [words]."""
-        return self.sigma() * torch.randn(words, generator=ctx.generator, dtype=torch.float64)
+        return self.sigma() * ctx.secret.normal((words,), torch.float64)
 
 
 @dataclass(frozen=True)
@@ -262,6 +262,6 @@ class MPCDP(ModelPerturbation):
             except (AttributeError, KeyError, IndexError, ValueError, RuntimeError) as cause:
                 raise ProtocolError(f"Client {client} sent surrogates that cannot be recovered: {cause}") from cause
             total = total + (flat if self.clip == "none" else flat * (self.bound / flat.norm().clamp(min=self.bound)))
-        noise = self.sigma(ctx.plan) * torch.randn(len(total), generator=ctx.generator, dtype=torch.float64)
+        noise = self.sigma(ctx.plan) * ctx.secret.normal((len(total),), torch.float64)
         mean = (total / len(uploads) + noise).to(next(iter(server.params.values())).device)
         return self.stepped(ctx, server, layout.unpack(mean))

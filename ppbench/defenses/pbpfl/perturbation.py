@@ -214,7 +214,7 @@ class Perturbation(PairedDefense):
     def scales(self, ctx: Context) -> Tensor:
         """Return new scales [count], float64, on the CPU. Default: U(0.5, 2)."""
         count = self.channels(ctx.plan).count
-        return 0.5 + 1.5 * torch.rand(count, generator=ctx.generator, dtype=torch.float64)
+        return 0.5 + 1.5 * ctx.secret.uniform((count,))
 
     def secrets(self, ctx: Context, server: Server, scales: Tensor, hidden: Params) -> tuple[Tree, Tensor, Tensor]:
         """Return the server's own state, the mask r [C], and the public direction (r_a [C] or [0]), float64."""
@@ -231,7 +231,7 @@ class Perturbation(PairedDefense):
         """
         low, high = ctx.plan.data_range
         count = -(-LOGITS // ctx.plan.spec.classes)
-        x = torch.rand(count, *ctx.plan.spec.shape, generator=ctx.generator) * (high - low) + low
+        x = (ctx.secret.uniform((count, *ctx.plan.spec.shape)) * (high - low) + low).float()
         with torch.no_grad():  # float32 suffices for a size
             rough = {name: value.float() for name, value in hidden.items()}
             masked_outputs = perturbed_outputs(self.network(ctx.plan), rough, x.to(direction.device), self.bias_masked)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params, Tree, node
@@ -74,6 +73,7 @@ class PBPFL(Perturbation):
     head_bias: Literal["masked", "clear"] = "masked"
 
     name: ClassVar[str] = "pbpfl"
+    version: ClassVar[str] = "2"
     everybody: ClassVar[bool] = False
     control: ClassVar[str] = "kappa"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
@@ -97,7 +97,7 @@ class PBPFL(Perturbation):
 
     def secrets(self, ctx: Context, server: Server, scales: Tensor, hidden: Params) -> tuple[Tree, Tensor, Tensor]:
         """Return (`RoundSecrets`, gamma r_a, r_a)."""
-        uniform = torch.rand(ctx.plan.spec.classes, generator=ctx.generator, dtype=torch.float64)
+        uniform = ctx.secret.uniform((ctx.plan.spec.classes,))
         direction = (uniform * 2 - 1).to(scales.device)
         gamma = self.mask_size(ctx, hidden, direction)
         return RoundSecrets(scales, gamma, direction), gamma * direction, direction

@@ -208,7 +208,8 @@ def _light(record: StateRecord) -> StateRecord:
     weights."""
     if record.step != BEGUN:
         return record
-    return replace(record, state=replace(record.state, server=(), draws=record.state.draws[:0]))
+    begun = record.state
+    return replace(record, state=replace(begun, server=(), draws=begun.draws[:0], secret=begun.secret[:0]))
 
 
 AUGMENTATIONS = 2
