@@ -97,6 +97,13 @@ def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
         yield gap("scores of images", len(images), total, why)
     if images:
         yield gap("what attacks report (labels, confidence, oracle, path)", len(images), total, "it is not kept")
+    searches = [
+        r
+        for r in images
+        if any(n.endswith("budget") for n in r.config.attack.parameters) and not any(v.path for v in r.victims)
+    ]
+    if searches:
+        yield gap("budgets", len(searches), total, "a search may stop early, so only that no more was spent")
     if others := [record for record in scored if not question_for(record).inputs]:
         kinds = ", ".join(sorted({record.config.attack.kind for record in others}))
         why = "they are not kept; only running them again shows it"
@@ -118,7 +125,7 @@ def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
 def _checked(store: Store, records: Sequence[Record]) -> Iterator[str]:
     """Yield what was checked of these results, with its number."""
     yield count_of(len(records), "record")
-    if files := sum(len(record.artifacts) for record in records):
+    if (files := sum(len(record.artifacts) for record in records)) and not store.bare:
         yield count_of(files, "file") + " of reconstructions"
     for name in (TABLE, WORST_CASE):
         if store.files.holds(name):
