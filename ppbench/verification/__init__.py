@@ -97,13 +97,8 @@ def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
         yield gap("scores of images", len(images), total, why)
     if images:
         yield gap("what attacks report (labels, confidence, oracle, path)", len(images), total, "it is not kept")
-    searches = [
-        r
-        for r in images
-        if any(n.endswith("budget") for n in r.config.attack.parameters) and not any(v.path for v in r.victims)
-    ]
-    if searches:
-        yield gap("budgets", len(searches), total, "a search may stop early, so only that no more was spent")
+    if searches := sum(map(_is_search, images)):
+        yield gap("budgets", searches, total, "a search may stop early, so only that no more was spent")
     if others := [record for record in scored if not question_for(record).inputs]:
         kinds = ", ".join(sorted({record.config.attack.kind for record in others}))
         why = "they are not kept; only running them again shows it"
@@ -162,6 +157,12 @@ def _table_problems(files: Files, records: Sequence[Record], claims: Claims | No
         yield from _differences(files, TABLE, csv_text(frame, claims or no_claims, all_boards), CELLS, unchecked)
     if files.holds(WORST_CASE):
         yield from _differences(files, WORST_CASE, worst_csv(all_boards), WORST)
+
+
+def _is_search(record: Record) -> bool:
+    """Return whether an attack has a budget that its evaluations need not exhaust: it keeps no path, as descents do."""
+    budgets = any(name.endswith("budget") for name in record.config.attack.parameters)
+    return budgets and not any(getattr(score, "path", None) for score in record.victims)
 
 
 def _pictured(record: Record) -> bool:

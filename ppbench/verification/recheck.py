@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import isclose
@@ -22,7 +22,7 @@ import torch
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.base.device import computing
-from ppbench.base.errors import UsageError, one_line
+from ppbench.base.errors import UsageError, first_of, one_line
 from ppbench.base.registry import PluginGroup, find
 from ppbench.base.version import __version__
 from ppbench.claims.check import PAPER_CLAIMS, claimed
@@ -51,7 +51,7 @@ MAX_BUILT = 1_000_000
 """Most values of an input, and a thousand times the classes, of a network that is built to check a guarantee."""
 EPSILON_TOLERANCE = 1e-6
 """Relative difference beyond which an epsilon is not the mechanism's: accountants optimize over orders."""
-_OF_DATA, _OF_DEFENSE = "victims, originals and recognition", "epsilon and victims"
+_OF_DATA, _OF_DEFENSE = "victims, originals, recognition and at_truth", "epsilon, victims and at_truth"
 
 
 @dataclass
@@ -60,14 +60,20 @@ class _Notes:
 
     salt: str = ""
     problems: list[str] = field(default_factory=list)
-    missed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    missed: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
 
     def wrong(self, record: Record, clause: str) -> None:
         self.problems.append(f"{record.cell_id}.json: {clause}")
 
-    def miss(self, what: str, why: str) -> None:
-        """Count a cell of which `what` could not be checked."""
-        self.missed[what, why] += 1
+    def miss(self, what: str, why: str, name: str = "") -> None:
+        """Count a cell of which `what` could not be checked; name: of what is to blame, "" for none."""
+        self.missed.setdefault((what, why), Counter())[name] += 1
+
+    def gaps(self, total: int) -> Iterator[str]:
+        """Yield what could not be checked of `total` cells, a clause each."""
+        for (what, why), names in self.missed.items():
+            named = f": {first_of(sorted(names))}" if any(names) else ""
+            yield gap(what, names.total(), total, why + named)
 
 
 @computing()
@@ -86,8 +92,8 @@ def recheck(store: Store, records: Sequence[Record]) -> Findings:
     _evidence(store, again, notes)
     cells = [*missing_cells(records)]
     problems = *notes.problems, *(sentence for sentence, problem in cells if problem), *missing_controls(records)
-    missed = (*(gap(what, count, len(records), why) for (what, why), count in notes.missed.items()),)
-    return Findings(problems, (*missed, *(sentence for sentence, problem in cells if not problem)))
+    unchecked = *notes.gaps(len(records)), *(sentence for sentence, problem in cells if not problem)
+    return Findings(problems, unchecked)
 
 
 def full_findings(out: Path) -> Findings:
@@ -120,7 +126,7 @@ def _task_of(config: CellConfig, notes: _Notes) -> Task | None:
         return None
     finally:
         if local_dataset(config.data.name) is None:
-            notes.miss(_OF_DATA, f"{config.data.name} is not at hand")
+            notes.miss(_OF_DATA, "not at hand", config.data.name)
 
 
 def _defense_of(record: Record, notes: _Notes) -> Defense | None:
@@ -128,11 +134,11 @@ def _defense_of(record: Record, notes: _Notes) -> Defense | None:
     try:
         defense = make_defense(about.id, about.parameters)
     except UsageError:
-        notes.miss(_OF_DEFENSE, f"defense {about.id} is not installed here, or not with such parameters")
+        notes.miss(_OF_DEFENSE, "not installed here, or not with such parameters", about.id)
         return None
     if defense.version == about.version and type(defense).__module__.startswith("ppbench."):
         return defense
-    notes.miss(_OF_DEFENSE, f"defense {about.id} is another package's, or another version")
+    notes.miss(_OF_DEFENSE, "another package's, or another version", about.id)
     return None
 
 
@@ -215,7 +221,7 @@ def _victims(store: Store, record: Record, defense: Defense, task: Task, notes: 
         inquiry = _inquiry(record, defense, task, victims)
         expected = [(score.place, score.truth) for score in inquiry.score(_empty_guesses(inquiry, config)).victims]
     except Exception as cause:  # noqa: BLE001 - another package's question may raise anything
-        notes.miss(f"victims of {question.name}", f"{type(cause).__name__}")
+        notes.miss("victims", type(cause).__name__, question.name)
         return
     where = f"seed {config.seed} draws from {config.data.name}"
     if [(score.place, score.truth) for score in record.victims] != expected:
