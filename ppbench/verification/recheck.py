@@ -41,7 +41,7 @@ from ppbench.report.integrity import TRAINING_FIELDS, missing_controls, of_train
 from ppbench.report.page.board import page_of
 from ppbench.run.cells import Cell, CellGroup, find_cell, plan_of_cell, task_of_cell
 from ppbench.run.experiment import Experiment, make_defense
-from ppbench.run.scene import probe_group, yardstick_of
+from ppbench.run.scene import Scene, probe_group, yardstick_of
 from ppbench.run.sweep import local_dataset, missing_cells
 from ppbench.run.task import Task
 from ppbench.run.train import TrainingResult, curve_figure, federation, is_trained, load_trained, restored
@@ -387,11 +387,7 @@ def _evidence(store: Store, records: Sequence[Record], notes: _Notes) -> None:
             where = record.config.threat_model.id, about
             scenes.setdefault(json.dumps(where, sort_keys=True), []).append(record)
     for some in scenes.values():
-        try:
-            _explain(store, some, notes)
-        except Exception as cause:  # noqa: BLE001 - parameters of a record may be anything
-            for _ in some:
-                notes.miss(_EXPLAINED, f"they cannot be made again here: {type(cause).__name__}")
+        _explain(store, some, notes)
 
 
 def _not_again(store: Store, record: Record) -> str:
@@ -418,23 +414,35 @@ def _not_ours(record: Record) -> str:
 
 
 def _explain(store: Store, records: Sequence[Record], notes: _Notes) -> None:
-    """Compare the records of one scene with its uploads."""
-    experiment, group, _ = _cell_of(records[0], notes)
-    point = experiment.points[group.point]
-    if group.stage == "init":
-        fed = federation(experiment, point)
-        fed.start(experiment.task.params)
-    else:
-        fed, _ = restored(experiment, point, store.out / "cache")
-    scene = probe_group(experiment, group, fed)
-    blind = yardstick_of(experiment).mean
+    """Compare the records of one scene with its uploads, which are made once."""
+    made: tuple[Experiment, Scene, Yardstick] | None = None
     for record in records:
-        *_, cell = _cell_of(record, notes)
-        attack = cell.attack if record.tuned is None else cell.attack.variants()[record.tuned.chosen]
-        task = experiment.task
-        probe = Probe(attack, scene.view, scene.victims, task.seeds, task.test, lambda: Yardstick(blind))
-        inquiry = question_for(record).of_probe(probe)
-        _compare_evidence(record, inquiry.score([Guess() for _ in inquiry.challenges]), notes)
+        try:
+            experiment, group, cell = _cell_of(record, notes)
+            made = made or (experiment, _scene(store, experiment, group), Yardstick(yardstick_of(experiment).mean))
+            _explain_one(record, cell, *made, notes)
+        except Exception as cause:  # noqa: BLE001 - parameters of a record may be anything
+            notes.miss(_EXPLAINED, "they cannot be made again here", type(cause).__name__)
+
+
+def _scene(store: Store, experiment: Experiment, group: CellGroup) -> Scene:
+    """Return a group's probe, made again on initial weights or on those in the cache."""
+    point = experiment.points[group.point]
+    if group.stage != "init":
+        return probe_group(experiment, group, restored(experiment, point, store.out / "cache")[0])
+    fed = federation(experiment, point)
+    fed.start(experiment.task.params)
+    return probe_group(experiment, group, fed)
+
+
+def _explain_one(
+    record: Record, cell: Cell, experiment: Experiment, scene: Scene, ruler: Yardstick, notes: _Notes
+) -> None:
+    attack = cell.attack if record.tuned is None else cell.attack.variants()[record.tuned.chosen]
+    task = experiment.task
+    probe = Probe(attack, scene.view, scene.victims, task.seeds, task.test, lambda: ruler)
+    inquiry = question_for(record).of_probe(probe)
+    _compare_evidence(record, inquiry.score([Guess() for _ in inquiry.challenges]), notes)
 
 
 def _cell_of(record: Record, notes: _Notes) -> tuple[Experiment, CellGroup, Cell]:
