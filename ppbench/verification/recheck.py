@@ -96,9 +96,12 @@ def recheck(store: Store, records: Sequence[Record]) -> Findings:
     return Findings(problems, unchecked)
 
 
-def full_findings(out: Path) -> Findings:
-    """Return what `examine` finds with everything that can be checked here: claims, data, plugins, cache and page."""
-    return examine(out, claimed, _recheck_with_page)
+def full_findings(out: Path, page: bool = True) -> Findings:
+    """Return what `examine` finds with everything that can be checked here: claims, data, plugins, cache, the page.
+
+    page: whether it is checked; archives do not hold it.
+    """
+    return examine(out, claimed, _recheck_with_page if page else recheck)
 
 
 def _recheck_with_page(store: Store, records: Sequence[Record]) -> Findings:
