@@ -36,7 +36,7 @@ LOADED_GROUPS = (
 """Groups whose entry points libraries load by themselves; torch does so in `import torch`."""
 _MODULE = re.compile(r"([A-Za-z_]\w*)(?:\.[\w-]+)*\.(?:py|so|pyd)|([A-Za-z_]\w*)")
 _RUNS = re.compile(r"import[ \t]")
-CLOSED = "PPBENCH_CLOSED"
+CLOSED_VARIABLE = "PPBENCH_CLOSED"
 """Environment variable with the distributions whose modules no worker may import by the way, see `close`."""
 
 
@@ -299,7 +299,7 @@ def close_packages(names: Sequence[str]) -> None:
     for name in closure(names, trusted() - {*map(normalized, names)}) if names else ():
         _closed.homes.setdefault(name, tuple(_homes(name)))
     if _closed.homes:
-        os.environ[CLOSED] = " ".join(sorted(_closed.homes))
+        os.environ[CLOSED_VARIABLE] = " ".join(sorted(_closed.homes))
         if _closed not in sys.meta_path:
             sys.meta_path.insert(0, _closed)
 

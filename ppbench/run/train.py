@@ -139,7 +139,7 @@ def load_trained(home: Path) -> TrainingResult:
         raise UsageError(f"{home / TRAINED_FILE} holds other fields than this ppbench's") from cause
 
 
-def restored(experiment: Experiment, point: Point, cache: Path) -> tuple[Federation, TrainingResult]:
+def kept_training(experiment: Experiment, point: Point, cache: Path) -> tuple[Federation, TrainingResult]:
     """Return a finished training from `cache`, as the federation and its figures; nothing is trained.
 
     UsageError, ValueError, OSError: it is damaged.
@@ -163,7 +163,7 @@ def train(
     home, name = home_of(experiment, point, cache), point.defense.name
     if is_trained(home):
         try:
-            fed, kept = restored(experiment, point, cache)
+            fed, kept = kept_training(experiment, point, cache)
             if kept.utility.collapsed or not (is_retried(name) and at_chance(kept.utility, experiment.task)):
                 return fed, kept
         except (UsageError, ValueError, OSError) as damage:

@@ -28,7 +28,7 @@ TABLE, WORST_CASE = "leaderboard.csv", "worst_case.csv"
 
 @dataclass(frozen=True)
 class Findings:
-    """The problems of results, a sentence each, and what could not be checked and why, a clause each (see `gap`).
+    """The problems of results, a sentence each, and what could not be checked and why, a clause each (see `not_checked`).
 
     checked: what agrees with what it can be computed from, and how many of it, where there is no problem.
     """
@@ -43,7 +43,7 @@ class Findings:
         return "\n".join([f"Not checked: {'; '.join(self.unchecked)}.", *(self.problems or [agrees])])
 
 
-def gap(what: str, count: int, total: int, why: str, unit: str = "cells") -> str:
+def not_checked(what: str, count: int, total: int, why: str, unit: str = "cells") -> str:
     """Return a clause on what was not checked: "accuracy in 2 of 3 trainings (only training again shows it)"."""
     return f"{what} in {count} of {total} {unit} ({why})"
 
@@ -91,28 +91,32 @@ def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
     images = [record for record in scored if _pictured(record)]
     for kind, cells in Counter(modality_of(r.config) for r in scored if question_for(r).inputs).items():
         if not kind.drawn:
-            yield gap(f"scores of {kind.inputs}", cells, total, f"the {kind.noun} are not kept")
+            yield not_checked(f"scores of {kind.inputs}", cells, total, f"the {kind.noun} are not kept")
     if images and (store.bare or not any(record.artifacts for record in records)):
         why = "an accepted baseline leaves the reconstructions out" if store.bare else "no reconstructions are here"
-        yield gap("scores of images", len(images), total, why)
+        yield not_checked("scores of images", len(images), total, why)
     if images:
-        yield gap("what attacks report (labels, confidence, oracle, path)", len(images), total, "it is not kept")
+        yield not_checked(
+            "what attacks report (labels, confidence, oracle, path)", len(images), total, "it is not kept"
+        )
     if searches := sum(map(_is_search, images)):
-        yield gap("budgets", searches, total, "a search may stop early, so only that no more was spent")
+        yield not_checked("budgets", searches, total, "a search may stop early, so only that no more was spent")
     if others := [record for record in scored if not question_for(record).inputs]:
         kinds = ", ".join(sorted({record.config.attack.kind for record in others}))
         why = "they are not kept; only running them again shows it"
-        yield gap(f"answers of attacks on {kinds}", len(others), total, why)
+        yield not_checked(f"answers of attacks on {kinds}", len(others), total, why)
     trainings = len({training_of(record) for record in records})
-    yield gap("accuracy and bytes as measured", trainings, trainings, "only training again shows it", "trainings")
+    yield not_checked(
+        "accuracy and bytes as measured", trainings, trainings, "only training again shows it", "trainings"
+    )
     timed = sum(name.endswith(".timing.json") for name in store.files.names("records"))
     if timed := timed + len(store.files.names("times")):
-        yield gap("times", timed, timed, "no run takes as long twice", "files")
-    yield gap("where and when it ran", total, total, "environment and origin.json are stated alone")
+        yield not_checked("times", timed, timed, "no run takes as long twice", "files")
+    yield not_checked("where and when it ran", total, total, "environment and origin.json are stated alone")
     if store.files.holds(SELFTEST):
-        yield gap("the self-test", 1, 1, "it runs again wherever a cell is computed", "folders")
+        yield not_checked("the self-test", 1, 1, "it runs again wherever a cell is computed", "folders")
     if absent := [name for name in (TABLE, WORST_CASE) if not store.files.holds(name)]:
-        yield gap(
+        yield not_checked(
             "rows", len(absent), 2, f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not here", "tables"
         )
 

@@ -44,8 +44,8 @@ from ppbench.run.experiment import Experiment, make_defense
 from ppbench.run.scene import Scene, probe_group, yardstick_of
 from ppbench.run.sweep import local_dataset, missing_cells
 from ppbench.run.task import Task
-from ppbench.run.train import TrainingResult, curve_figure, federation, is_trained, load_trained, restored
-from ppbench.verification import Findings, examine, gap
+from ppbench.run.train import TrainingResult, curve_figure, federation, is_trained, kept_training, load_trained
+from ppbench.verification import Findings, examine, not_checked
 
 MAX_BUILT = 1_000_000
 """Most values of an input, and a thousand times the classes, of a network that is built to check a guarantee."""
@@ -73,7 +73,7 @@ class _Notes:
         """Yield what could not be checked of `total` cells, a clause each."""
         for (what, why), names in self.missed.items():
             named = f": {first_of(sorted(names))}" if any(names) else ""
-            yield gap(what, names.total(), total, why + named)
+            yield not_checked(what, names.total(), total, why + named)
 
 
 @computing()
@@ -357,7 +357,7 @@ def _delivered(store: Store, records: Sequence[Record], kept: TrainingResult, no
         return
     try:
         experiment, group, _ = _cell_of(record, notes)
-        fed, _ = restored(experiment, experiment.points[group.point], store.out / "cache")
+        fed, _ = kept_training(experiment, experiment.points[group.point], store.out / "cache")
         measured, (_, stated) = curve_figure(fed, experiment.task), kept.utility.curve[-1]
     except Exception:  # noqa: BLE001 - parameters of a record may be anything; its accuracy counts as not checked
         return
@@ -432,7 +432,7 @@ def _scene(store: Store, experiment: Experiment, group: CellGroup) -> Scene:
     """Return a group's probe, made again on initial weights or on those in the cache."""
     point = experiment.points[group.point]
     if group.stage != "init":
-        return probe_group(experiment, group, restored(experiment, point, store.out / "cache")[0])
+        return probe_group(experiment, group, kept_training(experiment, point, store.out / "cache")[0])
     fed = federation(experiment, point)
     fed.start(experiment.task.params)
     return probe_group(experiment, group, fed)
@@ -486,22 +486,22 @@ _PAGE = "leaderboard.html"
 def _page(store: Store, records: Sequence[Record]) -> Findings:
     """Compare the page that people read with one drawn now; count drawings that another matplotlib may have made."""
     pictures = [name for name in store.files.names("figures") if name.endswith((".svg", ".png"))]
-    clause = gap("pictures", len(pictures), len(pictures), "they are not drawn again", "files of figures/")
+    clause = not_checked("pictures", len(pictures), len(pictures), "they are not drawn again", "files of figures/")
     undrawn: tuple[str, ...] = (clause,) if pictures else ()
     if not store.files.holds(_PAGE):
-        return Findings((), (gap("all", 1, 1, f"{_PAGE} is not here", "pages"), *undrawn))
+        return Findings((), (not_checked("all", 1, 1, f"{_PAGE} is not here", "pages"), *undrawn))
     try:
         stated = store.files.read(_PAGE).decode()
     except (OSError, UnicodeDecodeError) as cause:
         return Findings((f"{_PAGE} cannot be read ({cause}); write it again",), undrawn)
     drawn = page_of(store, records, missing_sentences(records), PAPER_CLAIMS).html()
-    if difference := first_difference(_DRAWING.sub("<svg/>", stated), _DRAWING.sub("<svg/>", drawn)):
+    if difference := texts_differ(_DRAWING.sub("<svg/>", stated), _DRAWING.sub("<svg/>", drawn)):
         again = "another version wrote it, or it was edited; write it again with `ppbench leaderboard`"
         return Findings((f"{_PAGE} {difference}: {again}",), undrawn)
     pairs = [*zip(_DRAWING.findall(stated), _DRAWING.findall(drawn), strict=True)]
     if other := sum(one != two for one, two in pairs):
         undrawn = (
-            gap(
+            not_checked(
                 "lines", other, len(pairs), "another matplotlib drew them, or they were edited", "drawings of the page"
             ),
             *undrawn,
@@ -509,7 +509,7 @@ def _page(store: Store, records: Sequence[Record]) -> Findings:
     return Findings((), undrawn, ("the page",))
 
 
-def first_difference(stated: str, expected: str) -> str:
+def texts_differ(stated: str, expected: str) -> str:
     """Return where two texts differ first, in words, "" where they are equal."""
     if stated == expected:
         return ""
