@@ -16,10 +16,10 @@ from ppbench.base.version import __version__  # `base.installation` recognizes t
 
 # Before torch is imported: `import torch` would run whatever installed packages declare as its devices.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-if closed := os.environ.get("PPBENCH_CLOSED"):  # a worker of a run with isolated attacks
+if _names := os.environ.get("PPBENCH_CLOSED"):  # a worker of a run with isolated attacks, see `base.startup_code`
     from ppbench.base.startup_code import close_packages
 
-    close_packages(closed.split())
+    close_packages(_names.split())
 
 if TYPE_CHECKING:
     from ppbench import plot

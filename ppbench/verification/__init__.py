@@ -28,7 +28,7 @@ TABLE, WORST_CASE = "leaderboard.csv", "worst_case.csv"
 
 @dataclass(frozen=True)
 class Findings:
-    """The problems of results, a sentence each, and what could not be checked and why, a clause each (see `not_checked`).
+    """The problems of results, a sentence each, and what could not be checked, a clause each (see `not_checked`).
 
     checked: what agrees with what it can be computed from, and how many of it, where there is no problem.
     """
