@@ -63,7 +63,8 @@ CARRIED = {  # what the attack's own distribution brings: files, entry points, a
     "devices": ({}, {"torch.backends": "x = acme_mine:go"}, "of the group 'torch.backends', which libraries load"),
     "a library's plugin": ({}, {"pydantic": "x = acme_mine:go"}, "'pydantic', which libraries load by themselves"),
     "any other group": ({}, {"some.thing": "x = acme_mine:go"}, "declares entry points of the group 'some.thing'"),
-    "scripts": ({}, {"console_scripts": "bwrap = acme_mine:go"}, "installs scripts"),
+    "scripts": ({}, {"console_scripts": "bwrap = acme_mine:go"}, "installs the command bwrap, which ppbench runs"),
+    "a script": ({}, {"gui_scripts": "mine = acme_mine:go"}, "installs scripts, which stand before other commands"),
     "a line of a .pth": ({"zz.pth": RUNS}, {}, "installs 'zz.pth', of which every Python process runs a line"),
     "a tab": ({"zz.pth": "# x\nimport\tos\n"}, {}, "installs 'zz.pth', of which every Python process runs a line"),
     "a folder of a .pth": ({"zz.pth": "acme_more\n"}, {}, "installs 'zz.pth', which adds folders to the path"),
@@ -119,6 +120,10 @@ def test_what_it_requires_may_not_bring_any_either_by_whatever_name(site, requir
     install(site, requires=["acme-middle"])
     install(site, "acme-middle", {"middle.py": ""}, {"console_scripts": "middle = middle:main"}, requires=[requires])
     assert refusals("acme-mine", ["acme_mine"]) == [], "other packages may have commands, and modules of any name"
+    install(site, "acme-tools", {"tools.py": ""}, {"console_scripts": "bwrap = tools:go"})
+    assert refusals("acme-mine", ["acme_mine"]) == [
+        "requires the package acme-tools, which installs the command bwrap, which ppbench runs"
+    ]
     install(site, "acme-tools", {"tools.py": "", "tools.pth": RUNS}, {})
     (clause,) = refusals("acme-mine", ["acme_mine"])
     assert clause.startswith(

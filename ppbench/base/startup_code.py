@@ -29,6 +29,8 @@ INSTALLERS = ("pip", "setuptools", "wheel", "uv")
 STARTED_BY_PYTHON = ("sitecustomize", "usercustomize")
 """Modules that Python imports at its start, if they are there."""
 SCRIPTS = ("console_scripts", "gui_scripts")
+COMMANDS = ("bwrap", "git", "python", "python3", "ppbench")
+"""Commands that ppbench runs, or that run it; the folder of scripts stands first on the path."""
 LOADED_GROUPS = (
     "torch.backends", "torch_dynamo_backends", "pydantic", "numba_extensions", "networkx.backends", "networkx.plugins",
     "matplotlib.backend", "fsspec.specs", "hypothesis", "pytest11", "jax_plugins", "array_api",
@@ -152,6 +154,10 @@ def _runs_anywhere(name: str) -> Iterator[str]:
     for group in sorted({entry.group for entry in _entries(dist)} & {*LOADED_GROUPS}):
         yield f"declares entry points of the group {shown(group, 80)}, which libraries load by themselves"
     files = _files(dist) or ()
+    scripts = {entry.name for entry in _entries(dist) if entry.group in SCRIPTS}
+    scripts |= {Path(path).stem for path in files if Path(path).parent.name in ("bin", "Scripts", "scripts")}
+    for command in sorted(scripts & {*COMMANDS}):
+        yield f"installs the command {command}, which ppbench runs"
     for path in files:
         if "/" not in path and path.endswith(".pth"):
             yield from _pth_clauses(Path(str(dist.locate_file(path))), _is_editable(dist))

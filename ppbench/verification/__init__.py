@@ -113,8 +113,8 @@ def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
     if timed := timed + len(store.files.names("times")):
         yield not_checked("times", timed, timed, "no run takes as long twice", "files")
     yield not_checked("where and when it ran", total, total, "environment and origin.json are stated alone")
-    if store.files.holds(SELFTEST):
-        yield not_checked("the self-test", 1, 1, "it runs again wherever a cell is computed", "folders")
+    why = "it runs again wherever a cell is computed" if store.files.holds(SELFTEST) else f"{SELFTEST} is not here"
+    yield not_checked("the self-test", 1, 1, why, "folders")
     if absent := [name for name in (TABLE, WORST_CASE) if not store.files.holds(name)]:
         yield not_checked(
             "rows", len(absent), 2, f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not here", "tables"
