@@ -8,10 +8,18 @@ defense) and `probe` (what its server sees). Names are loaded on first use, so t
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ppbench.base.version import __version__  # `base.installation` recognizes this file by this line
+
+# Before torch is imported: `import torch` would run whatever installed packages declare as its devices.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+if _names := os.environ.get("PPBENCH_CLOSED"):  # a worker of a run with isolated attacks, see `base.startup_code`
+    from ppbench.base.startup_code import close_packages
+
+    close_packages(_names.split())
 
 if TYPE_CHECKING:
     from ppbench import plot

@@ -27,3 +27,10 @@ def lay_out(example: Path, site: Path, requires: Sequence[str] = ()) -> None:
     (info / "entry_points.txt").write_text("\n".join(groups) + "\n")
     modules = [path.name for path in (example / "src").iterdir() if path.suffix != ".egg-info"]
     (info / "top_level.txt").write_text("".join(f"{name}\n" for name in modules))
+    names = [path.relative_to(site).as_posix() for name in modules for path in _files(site / name)]
+    names += [f"{info.name}/{name}" for name in ("METADATA", "entry_points.txt", "top_level.txt", "RECORD")]
+    (info / "RECORD").write_text("".join(f"{name},,\n" for name in names))
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]

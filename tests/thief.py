@@ -230,4 +230,6 @@ def write(site: Path) -> Path:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thief-of-truth\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(ENTRIES)
+    names = "thief_of_truth.py", *(f"{info.name}/{name}" for name in ("METADATA", "entry_points.txt", "RECORD"))
+    (info / "RECORD").write_text("".join(f"{name},,\n" for name in names))
     return site

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import signal
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from keyword import iskeyword
@@ -29,9 +30,10 @@ from ppbench.adversary.isolated_worker import AttackFacts, AttackSetting, Hook, 
 from ppbench.base import tree
 from ppbench.base.confine import EXPIRED, WaitingProcess, walled
 from ppbench.base.device import tf32_allowed
-from ppbench.base.errors import PluginError, UsageError, because, shown
+from ppbench.base.errors import PluginError, UsageError, because, first_of, shown
 from ppbench.base.files import kind_of, make_folder, read_regular, scratch
-from ppbench.base.registry import load_plugin, plugins
+from ppbench.base.registry import GROUP_NOUNS, Plugin, load_plugin, plugins
+from ppbench.base.startup_code import refusals, startup_code
 from ppbench.base.tensor_files import seal_value, unsealed
 from ppbench.base.version import __version__
 from ppbench.federation.acting import Before, Sent
@@ -310,6 +312,31 @@ def _files(values: Mapping[str, Scalar]) -> list[Path]:
     """Return the files that `values` name; pass only what the user set, never what the attack names itself."""
     paths = [Path(value).absolute() for value in values.values() if isinstance(value, str) and value]
     return [path for path in paths if kind_of(path) == "file"]
+
+
+# -- what isolates an attack must not run before it ------------------------------------------------------------------
+@lru_cache
+def check_package(plugin: Plugin) -> None:
+    """Refuse an attack (UsageError) whose package, or what that requires, brings code that runs in this process too.
+
+    Warns, once, of what packages that it does not require run in every process.
+    """
+    every = (one for group in GROUP_NOUNS for one in plugins(group).values() if one.distribution == plugin.distribution)
+    clauses = refusals(plugin.distribution, sorted({one.root for one in every}))
+    if clauses:
+        raise UsageError(
+            f"{plugin.words} cannot be kept apart: its package {first_of(clauses)}, and that would run beside the "
+            "truth. Install it without (a wheel, not an editable install), or use --no-isolate."
+        )
+    if found := startup_code():
+        _warn_of(", ".join(found))
+
+
+@lru_cache
+def _warn_of(found: str) -> None:
+    warnings.warn(
+        f"Installed packages run code in every Python process, also where the truth is: {found}.", stacklevel=4
+    )
 
 
 # -- making stand-ins --------------------------------------------------------------------------------------------------

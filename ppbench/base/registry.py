@@ -23,6 +23,7 @@ from ppbench.base.errors import PluginError, Stopped, UsageError, one_line, show
 from ppbench.base.import_guard import PACKAGE, error_text, interrupts, place, restored_process
 from ppbench.base.installation import DISTRIBUTION as DISTRIBUTION
 from ppbench.base.installation import HOME, fault
+from ppbench.base.startup_code import close_packages, open_package
 from ppbench.base.version import __version__
 from ppbench.base.vision import importable
 
@@ -183,6 +184,7 @@ class Plugin:
         """Its target, imported once, and in a sentence what is wrong with it, "" if nothing is."""
         with interrupts() as interrupted:
             try:
+                open_package(self.distribution)
                 with restored_process():
                     loaded = _adapted(self) if self.adapter else imported(self.entry)
                     return loaded, next((f"{self.words} {fault}." for fault in _faults(self, loaded)), "")
@@ -276,6 +278,11 @@ def plugins(group: PluginGroup) -> dict[str, Plugin]:
         else:
             by_name[entry.name] = Plugin(group, kept.name, kept.target, kept.distribution, kept.entry, dist)
     return dict(sorted(by_name.items()))
+
+
+def close_attacks() -> None:
+    """Let nothing import the packages of other people's attacks by the way: only plugins loaded by name open theirs."""
+    close_packages(sorted({one.distribution for one in plugins("attacks").values() if not one.ours}))
 
 
 def find(group: PluginGroup, name: str) -> Plugin | None:

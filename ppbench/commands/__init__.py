@@ -98,12 +98,36 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
             typer.echo(f"  {plugin.name:<16}{origin} {summary(plugin)}")
             for own, theirs in stock_names(plugin).items() if group == "adapters" else ():
                 typer.echo(f"    {f'{plugin.name}:{STOCK_PREFIX}{own}':<34} {' or '.join(theirs)}")
+    if what.value in ("attacks", "all"):
+        _list_startup_code()
     if what.value in ("suites", "all"):
         from ppbench.base.toml_files import suite_titles
 
         typer.echo("suites:")
         for name, title in suite_titles().items():
             typer.echo(f"  {name:<16} {title}")
+
+
+def _list_startup_code() -> None:
+    """List why --isolate refuses packages with attacks, and what other packages run in every process."""
+    from ppbench.base.registry import GROUP_NOUNS, plugins
+    from ppbench.base.startup_code import refusals, startup_code
+
+    roots: dict[str, set[str]] = {}
+    for group in GROUP_NOUNS:
+        for plugin in plugins(group).values():
+            if not plugin.ours:
+                roots.setdefault(plugin.distribution, set()).add(plugin.root)
+    theirs = {plugin.distribution for plugin in plugins("attacks").values() if not plugin.ours}
+    refused = [(name, clause) for name in sorted(theirs) for clause in refusals(name, sorted(roots[name]))]
+    if refused:
+        typer.echo("refused by --isolate:")
+    for name, clause in refused:
+        typer.echo(f"  {name:<16} {clause}")
+    if found := startup_code():
+        typer.echo("run in every Python process:")
+    for line in found:
+        typer.echo(f"  {line}")
 
 
 for command in (evaluate, sweep, leaderboard, verify, pack, compare, claims, publish, score, ledger, submit):

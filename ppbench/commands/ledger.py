@@ -140,6 +140,9 @@ def submit(
     """
     from ppbench.base.bars import Bars
     from ppbench.base.files import scratch
+    from ppbench.base.registry import close_attacks
+
+    close_attacks()  # before anything imports torch
     from ppbench.ledger.examination import RerunTerms
 
     if check and any([paper, reference, licence, out]):

@@ -73,21 +73,17 @@ def pack(
 
 
 def verify(folder: Annotated[Path, typer.Argument(help="A folder of results, or an archive of one.")]) -> None:
-    """Recompute what can be recomputed in FOLDER, report differences, and list what could not be checked.
+    """Recompute what can be recomputed in FOLDER; report how much could not be checked, and what differs.
 
-    Aggregates, tables and flags from per-victim scores, scores of images from the kept reconstructions, epsilon from
-    the mechanism, victims and originals from the data set where it is at hand; docs/verify.md says what that
-    shows. Exit code 0: nothing differs; 1: something does; 2: FOLDER holds no results.
+    Aggregates, tables, page and flags from per-victim scores, scores of images from the kept reconstructions, epsilon
+    from the mechanism, victims, originals and what explains their uploads from the data set where it is at hand;
+    docs/verify.md says what that shows. Exit code 0: nothing differs; 1: something does; 2: FOLDER holds no results.
     """
     from ppbench.records.store import open_results
     from ppbench.verification.recheck import full_findings
 
     findings = full_findings(open_results(folder).out)
-    for problem in findings.problems:
-        typer.echo(problem)
-    if not findings.problems:
-        typer.echo("Every record, artifact and table row agrees with the per-victim scores.")
-    typer.echo(f"Not checked: {'; '.join(findings.unchecked)}.")
+    typer.echo(str(findings))
     if findings.problems:
         raise typer.Exit(Exit.FOUND)
 

@@ -62,6 +62,7 @@ def evaluate(
     input that cannot be used; 3: nothing can be concluded: a control failed or did not run, or the undefended model
     learned too little and nothing leaks.
     """
+    _close_attacks(bool(options.get("isolate")))
     from ppbench.commands.terminal import Live, evaluation_json, evaluation_report
     from ppbench.records.run_files import typed_command
     from ppbench.report.controls import exit_of
@@ -77,6 +78,14 @@ def evaluate(
         evaluation_report(result, full)
     if code := exit_of(result.records, result.reliable):
         raise typer.Exit(code)
+
+
+def _close_attacks(isolate: bool) -> None:
+    """Close the packages of isolated attacks, before anything imports torch, which tries to import modules."""
+    from ppbench.base.registry import close_attacks
+
+    if isolate:
+        close_attacks()
 
 
 def _fields(options: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +168,7 @@ def sweep(
     Exit code 0: all cells are there and the controls hold; 1: cells failed, or none of a defense is complete; 2: input
     that cannot be used; 3: a control failed or did not run, trust nothing.
     """
+    _close_attacks(isolate is not False)
     from ppbench.commands.terminal import planned_report
     from ppbench.run.config import resolve_device
     from ppbench.run.suite import load_suite

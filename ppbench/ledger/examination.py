@@ -28,6 +28,7 @@ from ppbench.ledger.submission import (
     third_party_plugins,
     this_machine,
 )
+from ppbench.metrics.spec import Rule
 from ppbench.questions.base import question_for
 from ppbench.records.archive import unpack_archive
 from ppbench.records.run_files import SALT_FILE, commitment, keep_salt, salt_of, soundness_of
@@ -35,7 +36,7 @@ from ppbench.records.schema import MODEL_METRICS, Record, Strict
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store, open_results
 from ppbench.report.compare.outcome import failed_controls
-from ppbench.report.compare.paired import change, rules_for
+from ppbench.report.compare.paired import Change, change, rules_for
 from ppbench.report.controls import CONTROLS, check_harness, defenses_without_result, failures
 from ppbench.run.cells import Cell
 from ppbench.run.evaluation import compute
@@ -49,14 +50,25 @@ from ppbench.verification.recheck import EPSILON_TOLERANCE, full_findings
 # -- Recompute random cells of a submission, unpredictable for the submitter, and compare them record by record --
 # Only this detects forged answers and accuracies that are consistent with everything else. One seed gives one result
 # on one machine, so every score must agree bit for bit. Another processor or version of torch rounds sums
-# differently, and a search may take another path: there `untolerated_difference` decides.
+# differently, and a search may take another path: there `untolerated_difference` and `too_many_moved` decide, by bounds
+# on figures, however many cells are compared. Whoever claims another machine has more cells computed again.
+#
+# Measured on 248 pairs of cells (digits, mlp and lenet; AVX-512 beside AVX2 and beside neither): 8 % moved beyond the
+# tolerance of compare, all of them searches; a median PSNR by 5.6 dB at most, a share of images by 0.33; accuracies,
+# members and labels did not (benchmarks/bench_kernels.py).
 
-RERUN_SHARE = 0.1
-RERUN_LEVEL = 0.05
-"""Probability of a false alarm, over all compared cells and all of their rules."""
+RERUN_SHARE, MACHINE_SHARE = 0.1, 0.3
+"""Share of the cells that are computed again, and the least where another machine is claimed."""
+MACHINE_BOUNDS = {"psnr_median": 8.0, "share_above_20db": 0.4, "epsilon_lower": 0.5}
+"""Largest change of a cell's figure that another machine explains, by metric."""
+MACHINE_BOUND = 0.1
+"""The same of any other metric."""
+MOVED_SHARE = 0.25
+"""Share of the compared cells, and one more, that may change beyond the tolerance of `ppbench compare`."""
 TOLERANCE_WORDS = (
-    "same questions, status and bytes sent; epsilon to 1e-6; accuracy within the other's 95 % interval; by each rule "
-    "of `ppbench compare` no change shown, victim by victim, at level 0.05 over all rules and cells"
+    "same questions, status and bytes sent; epsilon to 1e-6; accuracy within the other's 95 % interval; median PSNR "
+    "within 8 dB, shares of images within 0.4, other figures within 0.1; one cell in four, and one more, beyond the "
+    "tolerance of `ppbench compare`"
 )
 NOT_COMPARED = frozenset({"environment", "cost", "cell_id", "config"})
 """Fields of a record that are not compared directly: memory depends on the machine, the name on the configuration."""
@@ -130,19 +142,18 @@ def _words(name: str, one: object, two: object) -> str:
     return f"{name} is {one}, computed again {two}" if short else f"{name} differs from what was computed again"
 
 
-def untolerated_difference(record: Record, again: Record, cells: int = 1) -> str:
-    """Return a difference that another machine does not explain, "" for none; cells: number compared. See
-    `TOLERANCE_WORDS`."""
+def untolerated_difference(record: Record, again: Record) -> str:
+    """Return a difference that another machine does not explain, "" for none. See `TOLERANCE_WORDS`."""
     for name in ("status", "asked"):
         if getattr(record, name) != getattr(again, name):
             return _words(name, getattr(record, name), getattr(again, name))
     sent = [(r.cost.bytes_up, r.cost.bytes_down, r.cost.bytes_setup) for r in (record, again)]
     if sent[0] != sent[1]:
         return _words("bytes", *sent)
-    return next(_untolerated(record, again, RERUN_LEVEL / max(1, cells)), "")
+    return next(_untolerated(record, again), "")
 
 
-def _untolerated(record: Record, again: Record, level: float) -> Iterator[str]:
+def _untolerated(record: Record, again: Record) -> Iterator[str]:
     one, two = record.privacy.epsilon, again.privacy.epsilon
     if (one is None) != (two is None) or (
         one is not None and not math.isclose(one, two or 0.0, rel_tol=EPSILON_TOLERANCE)
@@ -154,24 +165,43 @@ def _untolerated(record: Record, again: Record, level: float) -> Iterator[str]:
             yield _words(name, stated, value)
         elif stated is not None and low is not None and high is not None and not low <= stated <= high:
             yield f"{name} is {stated:.6g}, computed again {value:.6g} [{low:.6g}, {high:.6g}]"
-    yield from _scores(record, again, level)
+    yield from _scores(record, again)
 
 
-def _scores(record: Record, again: Record, level: float) -> Iterator[str]:
-    """Yield significant changes between the scores of two cells, by the rules and statistics of compare."""
+def _scores(record: Record, again: Record) -> Iterator[str]:
+    """Yield figures of two cells' scores that differ by more than another machine explains."""
     if [(v.place, v.truth) for v in record.victims] != [(v.place, v.truth) for v in again.victims]:
         yield "its victims are others than those computed again"
         return
     if record.victims == again.victims:
         return
-    rules = [rule for rule in rules_for(record) if (m := record.metric(rule.metric)) and m.value is not None]
-    for rule in rules:
-        effect = change([record], [again], rule, record.cell_id)
-        if not effect.certain and effect.p < level / len(rules):
-            test = f"p = {effect.p:.2g}, n = {effect.n}"
-            yield f"{rule.name} is {effect.base:.6g}, computed again {effect.new:.6g} ({test})"
-    if not rules:
+    effects = _effects(record, again)
+    for rule, effect in effects:
+        bound = MACHINE_BOUNDS.get(rule.metric, MACHINE_BOUND)
+        if abs(effect.base - effect.new) > bound:
+            limit = f"another machine explains {bound:g}"
+            yield f"{rule.name} is {effect.base:.6g}, computed again {effect.new:.6g} ({limit})"
+    if not effects:
         yield f"scores of {question_for(record).name} differ, and no rule says by how much they may"
+
+
+def _effects(record: Record, again: Record) -> list[tuple[Rule, Change]]:
+    """Return the rules that judge a cell, each with the change of its figure."""
+    rules = [rule for rule in rules_for(record) if (m := record.metric(rule.metric)) and m.value is not None]
+    return [(rule, change([record], [again], rule, record.cell_id)) for rule in rules]
+
+
+def too_many_moved(pairs: Sequence[tuple[Record, Record]]) -> str:
+    """Return that more cells have changed, each within its bounds, than another machine explains, "" for none."""
+    moved = [
+        one.cell_id
+        for one, two in pairs
+        if one.victims != two.victims and any(abs(e.base - e.new) > rule.tolerance for rule, e in _effects(one, two))
+    ]
+    most = 1 + int(MOVED_SHARE * len(pairs))
+    if len(moved) <= most:
+        return ""
+    return f"{len(moved)} of {len(pairs)} cells, such as {moved[0]}, changed; another machine explains {most}"
 
 
 # -- A submission under judgement: opened from a folder of results, or from a submitted archive --
@@ -440,8 +470,9 @@ def run_checks(case: SubmissionCase) -> Iterator[CheckOutcome]:
 
 def _check_records(case: SubmissionCase) -> CheckOutcome:
     """Check all figures that can be recomputed without training."""
-    problems = full_findings(case.store.out).problems
-    sentence = f"{first_of(problems)}." if problems else "Every record, artifact and table row agrees with its scores."
+    findings = full_findings(case.store.out, page=False)
+    problems, agrees = findings.problems, f"What was checked agrees: {', '.join(findings.checked)}."
+    sentence = f"{first_of(problems)}." if problems else f"Not checked: {'; '.join(findings.unchecked)}. {agrees}"
     return CheckOutcome("verify", not problems, sentence)
 
 
@@ -497,10 +528,10 @@ def _check_isolation(case: SubmissionCase) -> CheckOutcome:
 
 
 def _check_rerun(case: SubmissionCase, planned: Sequence[PlannedCells]) -> CheckOutcome:
-    """Recompute a random share of the cells and check that they agree."""
-    terms = case.terms
-    chosen = draw_cells(case.records, terms.share, secrets.randbelow(2**63) if terms.seed is None else terms.seed)
-    unlike = _machine_differences(case)
+    """Recompute a random share of the cells, a larger one for another machine, and check that they agree."""
+    terms, unlike = case.terms, _machine_differences(case)
+    share = max(terms.share, MACHINE_SHARE) if unlike else terms.share
+    chosen = draw_cells(case.records, share, secrets.randbelow(2**63) if terms.seed is None else terms.seed)
     new = recompute(planned, chosen.cells, case.home, case.salt, terms.workers, terms.progress)
     head = f"{len(chosen.cells)} of {chosen.all} cells were computed again (--seed {chosen.seed})"
     if check_harness(soundness_of(new)).ok is not True:
@@ -510,20 +541,23 @@ def _check_rerun(case: SubmissionCase, planned: Sequence[PlannedCells]) -> Check
     )
     have, wrong = {record.cell_id: record for record in case.records}, list[str]()
     for cell in chosen.cells:
-        what = _difference(have[cell], new, len(chosen.cells) if unlike else 0)
+        what = _difference(have[cell], new, bool(unlike))
         about = have[cell].config
         wrong += [f"{cell} ({about.defense.id} under {about.attack.id}, {about.stage}): {what}"] if what else []
     if wrong:
         return CheckOutcome("again", False, f"{head}; {len(wrong)} of them do not agree {how}: {first_of(wrong)}.")
+    pairs = [(have[cell], new.load(cell)) for cell in chosen.cells]
+    if unlike and (moved := too_many_moved(pairs)):
+        return CheckOutcome("again", False, f"{head}; they do not agree {how}: {moved}.")
     return CheckOutcome("again", True, f"{head} and agree {how}.")
 
 
-def _difference(record: Record, new: Store, cells: int) -> str:
-    """Return the difference of a recomputed cell, "" for none; cells: number compared with tolerance, 0: exactly."""
+def _difference(record: Record, new: Store, unlike: bool) -> str:
+    """Return the difference of a recomputed cell, "" for none; unlike: whether another machine computed it."""
     if not new.has(record.cell_id):
         return "it did not run"
     again = new.load(record.cell_id)
-    return untolerated_difference(record, again, cells) if cells else first_difference(record, again)
+    return untolerated_difference(record, again) if unlike else first_difference(record, again)
 
 
 def _machine_differences(case: SubmissionCase) -> tuple[str, ...]:

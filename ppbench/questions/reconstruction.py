@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isclose
@@ -16,7 +17,7 @@ from ppbench.questions.image_metrics import IMAGE_METRICS, ImageScore, image_met
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import LABEL_DISTANCE, mislabelled
 from ppbench.records.figure import Terms
-from ppbench.records.schema import CellConfig, Flag, Metric, Record
+from ppbench.records.schema import AttackInfo, CellConfig, Flag, Metric, Record
 from ppbench.records.store import CellImages
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ SHARED = ("confidence", "at_truth", "evaluations", "ratio")
 """Fields that all images of a unit share: they come from one attack on one observation."""
 RECOMPUTED = ("evidence_inexact", "budget_hurts", "blind_as_good", "oracle_gap")
 """Flags that are a function of scores alone; others depend on the evidence, which is not stored."""
+
+
+EXTRA_EVALUATIONS = 8
+"""Evaluations by which the smallest budget may be exceeded: each pass of each restart evaluates its start once."""
+UNEXPLAINED = 1e-4
+"""Mismatch above which a search has not ended by success."""
 
 
 def in_range(images: CellImages) -> bool:
@@ -147,6 +154,32 @@ def _odd_flags(scores: Sequence[ImageScore], modality: Modality, flags: Sequence
             yield f"flag {code} says {recorded[code].detail!r}, the scores give {expected[code].detail!r}"
 
 
+def odd_budget(scores: Sequence[ImageScore], attack: AttackInfo) -> str:
+    """Return how the evaluations of an attack of ours contradict its budget, a clause, "" if they do not.
+
+    No more is spent than all budgets together, by each client of a cohort; a descent, whose answer has a path, spends
+    its budget; and a search that is to be patient does not stop everywhere before, unless it has succeeded.
+    """
+    budgets = [value for name, value in attack.parameters.items() if name.endswith("budget") and isinstance(value, int)]
+    budget, patience = attack.parameters.get("budget"), attack.parameters.get("patience")
+    if attack.code or not budgets:
+        return ""
+    clients = Counter(unit for unit, _ in {(score.unit, score.slot) for score in scores})
+    units = list({score.unit: score for score in scores}.values())
+    for score in units:
+        if score.evaluations > clients[score.unit] * (sum(budgets) + EXTRA_EVALUATIONS):
+            return f"{score.evaluations} evaluations were spent on unit {score.unit}, its budget is {sum(budgets)}"
+        if score.path and score.evaluations != sum(budgets):
+            return (
+                f"{score.evaluations} evaluations were spent on unit {score.unit}, a descent spends its {sum(budgets)}"
+            )
+    stopped = [score.evaluations for score in units if score.confidence is None or score.confidence > UNEXPLAINED]
+    least = min(budget, patience) if isinstance(budget, int) and isinstance(patience, int) else 0
+    if len(stopped) == len(units) and all(EXTRA_EVALUATIONS < spent < least for spent in stopped):
+        return f"each search stopped after {max(stopped)} evaluations or fewer, its budget is {budget}"
+    return ""
+
+
 _JUDGED = {metric.spec.name: metric.judged for metric in IMAGE_METRICS if metric.judged is not None}
 
 
@@ -209,9 +242,11 @@ class Reconstruction(Question):
         return modality_in(plan).worth(scores)
 
     def flawed(self, record: Record) -> Iterator[str]:
-        """Yield fields in which images of one unit wrongly differ, and flags that do not follow from the scores."""
+        """Yield fields in which images of one unit wrongly differ, odd budgets, and flags that scores do not give."""
         if record.victims:
-            yield from flawed(image_scores(record), modality_of(record.config), record.flags)
+            scores = image_scores(record)
+            yield from flawed(scores, modality_of(record.config), record.flags)
+            yield from filter(None, [odd_budget(scores, record.config.attack)])
 
     def contradicted(self, record: Record, images: CellImages) -> Iterator[str]:
         """Yield figures that contradict the images, and units that are not matched; nothing in an unknown range."""

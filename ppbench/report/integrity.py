@@ -24,6 +24,8 @@ from ppbench.records.figure import aggregate
 from ppbench.records.run_files import training_of
 from ppbench.records.schema import Cost, Record, Strict, Utility
 from ppbench.records.store import CellImages, Store, canonical_json
+from ppbench.report.controls import CONTROLS
+from ppbench.report.frame import EVALUATION, frame_of
 
 # -- Accepted baselines: BASELINE/accepted.jsonl says which records were accepted, when and why, one line per move --
 
@@ -153,6 +155,31 @@ class Originals:
                 contradictions.setdefault(cell, []).append(others)
         for cell, some in sorted(contradictions.items()):
             yield f"{cell}.json: {len(some)} originals beside its scores are not those of {some[0]}"
+
+
+def missing_controls(records: Sequence[Record]) -> Iterator[str]:
+    """Yield a sentence for each control without a cell in a scene where a defense was attacked.
+
+    Views for publication stand alone.
+    """
+    every = frame_of(record for record in records if record.config.victims_from is None)
+    for evaluation in every.by(EVALUATION).values():
+        scenes = {name: {_scene(r) for r in evaluation if r.config.defense.id == name} for name in CONTROLS}
+        defended = [r for r in evaluation if r.config.defense.id not in CONTROLS]
+        for name, present in scenes.items():
+            lacking = [r.config for r in defended if _scene(r) not in present]
+            if lacking:
+                about = lacking[0]
+                yield (
+                    f"the control {name} has no cell beside {len(lacking)} cells, such as {about.defense.id} under "
+                    f"{about.attack.id} [{about.threat_model.id}, {about.stage}, batch {about.batch_size}, seed "
+                    f"{about.seed}]: it was taken away, or the run was interrupted; run it again into the folder"
+                )
+
+
+def _scene(record: Record) -> Hashable:
+    config = record.config
+    return config.threat_model.id, config.stage, config.batch_size, config.victims, config.probing, config.audit
 
 
 def _has_probe_guarantee(record: Record) -> bool:
@@ -293,6 +320,8 @@ def _curve(record: Record) -> Iterator[str]:
     rounds = [number for number, _ in utility.curve]
     if rounds != sorted(set(rounds)) or any(not 1 <= number <= config.federation.rounds for number in rounds):
         yield f"utility.curve is at rounds {rounds}, which do not ascend from 1 to {config.federation.rounds}"
+    elif utility.accuracy is not None and rounds and rounds[-1] != config.federation.rounds:
+        yield f"utility.curve ends at round {rounds[-1]}, the training at {config.federation.rounds}"
     last = utility.curve[-1][1] if utility.curve else None
     if utility.accuracy is not None and utility.dice is None and last != utility.accuracy:
         yield f"utility.accuracy is {utility.accuracy}, its curve ends at {last}"

@@ -20,7 +20,7 @@ from ppbench.base.bars import Bars
 from ppbench.base.device import check_device, computing
 from ppbench.base.errors import UsageError, shown
 from ppbench.base.fence import check_answers, guard, third_party
-from ppbench.base.registry import load_plugin
+from ppbench.base.registry import close_attacks, load_plugin
 from ppbench.base.version import __version__
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.federation.contract import Defense, answer_faults
@@ -196,6 +196,8 @@ def _evaluate(
     options: Mapping[str, Any],
 ) -> Evaluation:
     config = config if config is not None else configure(preset, **options)
+    if config.isolate:
+        close_attacks()
     check_workers(workers)
     store, progress = Store(out), progress or Bars(quiet=True)
     if config.isolate and not config.salt:

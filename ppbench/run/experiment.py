@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from ppbench.adversary.attack import Attack, among, attack_answer_faults
-from ppbench.adversary.isolation import IsolatedAttack, isolated_attack
+from ppbench.adversary.isolation import IsolatedAttack, check_package, isolated_attack
 from ppbench.base.errors import UsageError
 from ppbench.base.fence import check_answers, guard, made, third_party
 from ppbench.base.registry import admit, load_all, load_plugin, plugins
@@ -67,9 +67,11 @@ def make_defense(name: str, parameters: Mapping[str, Scalar] | None = None) -> D
 def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None, isolate: bool = False) -> Attack:
     """Return the attack called `name` with `parameters`; with `isolate`, the stand-in of another package's attack.
 
-    Raises UsageError: an unknown name or parameter.
+    Raises UsageError: an unknown name or parameter, or what the package brings would run in this process too.
     """
     if isolate and third_party("attacks", name):
+        if multiprocessing.parent_process() is None:  # a worker's parent has checked
+            check_package(plugins("attacks")[name])
         return isolated_attack(name, tuple((parameters or {}).items()))
     return made("attacks", Attack, name, parameters or {}, lambda attack: attack.check())
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from ppbench.base.bars import Bars
 from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, unknown
-from ppbench.base.registry import canonical, plugins
+from ppbench.base.registry import canonical, close_attacks, find, plugins
 from ppbench.base.toml_files import shipped
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.records.run_files import keep_salt, salt_of, soundness_of, time_of
@@ -94,7 +94,9 @@ def plan_sweep(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] 
         if key not in FILTERS:
             raise unknown("filter", key, FILTERS)
     store = Store(Path(out))
-    suite = salt_if_isolated(suite, salt_of(store.out)) if any(c.isolate for c in suite.configs) else suite
+    if any(config.isolate for config in suite.configs):
+        close_attacks()
+        suite = salt_if_isolated(suite, salt_of(store.out))
     as_recorded: dict[str, Callable[[str], str]] = {"control": _number, "defense": canonical}
     only = {key: [as_recorded.get(key, str)(v) for v in values] for key, values in only.items()}
     named = set(only.get("defense", ())) - {*CONTROLS}
@@ -251,42 +253,56 @@ def _opens(name: str) -> bool:
 
 
 def missing_cells(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
-    """Yield sentences on cells that a suite has and `records` lack, each with whether it is a problem.
+    """Yield sentences on cells that a suite has and `records` lack, or the reverse, each with whether it is a problem.
 
-    It is a problem unless some `--only` would leave out exactly those cells: a sweep was interrupted, or cells were
+    A lack is a problem unless some `--only` would leave out exactly those cells: a sweep was interrupted, or cells were
     removed. What cannot be checked is no problem: another suite or version of it, missing data, or views computed for
     publication, each on victims of its own.
     """
     by_suite: dict[tuple[str, str, str, bool | None], list[Record]] = defaultdict(list)
-    if any(record.config.victims_from is not None for record in records):
-        yield "whether all views for publication are there (no suite lists them)", False
+    if published := [record for record in records if record.config.victims_from is not None]:
+        yield (
+            f"whether all views for publication are there, of which {len(published)} cells are (no suite lists them)",
+            False,
+        )
     for record in (record for record in records if record.config.victims_from is None):
         config = record.config
         where = config.federation
         by_suite[config.suite, config.suite_digest, where.device, where.tf32].append(record)
     for (name, digest, device, tf32), suite_records in sorted(by_suite.items(), key=str):
-        suite = _suite(name, digest, device, local_dataset(suite_records[0].config.data.name), bool(tf32))
+        present = [record.config for record in suite_records]
+        unknown_why = f"whether all cells of {name} are there, of which {len(present)} are"
+        suite = _suite(name, digest, device, local_dataset(present[0].data.name), bool(tf32), present)
         if suite is None:
-            why = "no shipped suite of that name and digest, or its data are not here"
-            yield f"whether all cells of {name} are there ({why})", False
+            why = "no suite lists them" if not digest else "no shipped suite of that name and digest, or no data here"
+            yield f"{unknown_why} ({why})", False
             continue
         try:
             whole = [cell.config for e in suite.places for group in groups(e) for cell in cells(e, group)]
         except (UsageError, OSError) as cause:
-            yield f"whether all cells of {name} are there ({cause})", False
+            yield f"{unknown_why} ({cause})", False
             continue
         expected = list({_key(config): config for config in whole}.values())  # controls are in each evaluation
-        yield from _compare(name, expected, [record.config for record in suite_records])
+        yield from _compare(name, expected, present)
 
 
-def _suite(name: str, digest: str, device: str, data: str | None, tf32: bool) -> Suite | None:
-    """Return the shipped suite of this name and digest; None without it or its data. Nothing is downloaded."""
+def _suite(
+    name: str, digest: str, device: str, data: str | None, tf32: bool, present: Sequence[CellConfig]
+) -> Suite | None:
+    """Return the shipped suite of this name and digest; None without it or its data. Nothing is downloaded.
+
+    present: cells of it; their defenses that are installed and not the suite's own were added to it.
+    """
     word, _, _ = name.rpartition("/")
     id_, _, preset = word.partition("@")
     if id_ not in shipped() or not digest or data is None:
         return None
+    load = partial(load_suite, id_, preset, dataset=data, device=device, tf32=tf32, isolate=False)
     try:
-        suite = load_suite(id_, preset, dataset=data, device=device, tf32=tf32, isolate=False)
+        suite = load()
+        own = {*CONTROLS, *(canonical(config.defense) for config in suite.configs)}
+        added = sorted({config.defense.id for config in present} - own)
+        suite = load(add=[name for name in added if find("defenses", name) is not None])
     except UsageError:
         return None
     known = suite.digest == digest and all(config.dataset == data for config in suite.configs)
@@ -311,13 +327,44 @@ def _compare(name: str, expected: Sequence[CellConfig], present: Sequence[CellCo
     missing = [c for c in absent if all(_ignores_filter(c, k) or of(c) in values[k] for k, of in FILTERS.items())]
     missing = [config for config in missing if config.attack.follows in followed]
     if missing:
-        first = missing[0]
-        axis = "" if first.defense.control is None else f" {first.defense.control.name}={first.defense.control.value:g}"
-        yield (
-            f"{len(missing)} of the {len(expected)} cells of suite {name} are missing, such as "
-            f"{first.defense.id}{axis} under {first.attack.id} [{first.threat_model.id}, {first.stage}, batch "
-            f"{first.batch_size}, seed {first.seed}]; sweep into the folder again",
-            True,
-        )
+        sentence = f"{len(missing)} of the {len(expected)} cells of suite {name} are missing, such as"
+        yield f"{sentence} {_words(missing[0])}; sweep into the folder again", True
     if left := len(absent) - len(missing):
         yield f"{left} of the {len(expected)} cells of suite {name} (they are not here, as with --only)", False
+    yield from _surplus(name, expected, present)
+
+
+def _surplus(name: str, expected: Sequence[CellConfig], present: Sequence[CellConfig]) -> Iterator[tuple[str, bool]]:
+    """Yield sentences on cells that a suite does not ask for: others, or with other settings.
+
+    A problem where the suite has their defense and attack in these versions; else it may have had them.
+    """
+    asked = {_key(config): config for config in expected}
+    versions = {_versions(config) for config in expected}
+    surplus = [config for config in present if _key(config) not in asked]
+    surplus += [c for c in present if (one := asked.get(_key(c))) is not None and _settings(one) != _settings(c)]
+    odd = [config for config in surplus if _versions(config) in versions]
+    if odd:
+        yield (
+            f"{len(odd)} cells are not as suite {name} asks for them, whose name they bear, such as {_words(odd[0])}",
+            True,
+        )
+    if others := len(surplus) - len(odd):
+        yield f"whether suite {name} asked for {others} of {len(present)} cells (not as it is here)", False
+
+
+def _versions(config: CellConfig) -> Hashable:
+    return config.defense.id, config.defense.edition, config.attack.id, config.attack.version, config.attack.code
+
+
+def _settings(config: CellConfig) -> Hashable:
+    parameters = (sorted(part.parameters.items()) for part in (config.attack, config.defense))
+    return config.victims, config.tuning, *map(str, parameters)
+
+
+def _words(config: CellConfig) -> str:
+    axis = "" if config.defense.control is None else f" {config.defense.control.name}={config.defense.control.value:g}"
+    return (
+        f"{config.defense.id}{axis} under {config.attack.id} [{config.threat_model.id}, {config.stage}, batch "
+        f"{config.batch_size}, seed {config.seed}]"
+    )

@@ -139,6 +139,19 @@ def load_trained(home: Path) -> TrainingResult:
         raise UsageError(f"{home / TRAINED_FILE} holds other fields than this ppbench's") from cause
 
 
+def kept_training(experiment: Experiment, point: Point, cache: Path) -> tuple[Federation, TrainingResult]:
+    """Return a finished training from `cache`, as the federation and its figures; nothing is trained.
+
+    UsageError, ValueError, OSError: it is damaged.
+    """
+    home = home_of(experiment, point, cache)
+    kept = load_trained(home)
+    attempt = attempt_number(kept.utility)
+    fed = federation(experiment, point, attempt)
+    fed.restore(home, task_of_attempt(experiment.task, attempt).params)
+    return fed, kept
+
+
 def train(
     experiment: Experiment, point: Point, cache: Path, after: Callable[[int], None] | None = None
 ) -> tuple[Federation, TrainingResult]:
@@ -150,10 +163,7 @@ def train(
     home, name = home_of(experiment, point, cache), point.defense.name
     if is_trained(home):
         try:
-            kept = load_trained(home)
-            attempt = attempt_number(kept.utility)
-            fed = federation(experiment, point, attempt)
-            fed.restore(home, task_of_attempt(experiment.task, attempt).params)
+            fed, kept = kept_training(experiment, point, cache)
             if kept.utility.collapsed or not (is_retried(name) and at_chance(kept.utility, experiment.task)):
                 return fed, kept
         except (UsageError, ValueError, OSError) as damage:

@@ -22,10 +22,10 @@ from ppbench.federation.view import View
 from ppbench.metrics.labels import multiset_hits
 from ppbench.questions.base import question_of
 from ppbench.questions.labels import score_labels
+from ppbench.questions.reconstruction import EXTRA_EVALUATIONS
 from ppbench.testing import record_attacks
 from ppbench.testing.small_federation import (
     CHANCE_LEVEL,
-    EXTRA_EVALUATIONS,
     POISONS,
     SCENE_CLIENTS,
     SHAPE,

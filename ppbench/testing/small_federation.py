@@ -245,8 +245,6 @@ def empty_folder() -> Iterator[Path]:
 
 CHANCE_LEVEL = 0.999
 """Level of intervals around chance. Seeds are fixed, so only a change of the code can leave an interval."""
-EXTRA_EVALUATIONS = 8
-"""Evaluations by which the smallest budget may be exceeded: each pass of each restart evaluates its start once."""
 RING = 2.0**48
 """Unit of the fixed-point numbers that masked defenses send."""
 

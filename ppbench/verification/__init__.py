@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, count_of
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.archive import Files
-from ppbench.records.run_files import soundness_of
+from ppbench.records.run_files import SELFTEST, soundness_of, training_of
 from ppbench.records.schema import Record
 from ppbench.records.store import MARKER, Store
 from ppbench.report.columns import CELLS, WORST, Column
@@ -28,10 +28,24 @@ TABLE, WORST_CASE = "leaderboard.csv", "worst_case.csv"
 
 @dataclass(frozen=True)
 class Findings:
-    """The problems of results, a sentence each, and what could not be checked and why, a clause each."""
+    """The problems of results, a sentence each, and what could not be checked, a clause each (see `not_checked`).
+
+    checked: what agrees with what it can be computed from, and how many of it, where there is no problem.
+    """
 
     problems: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the report: first what was not checked, then the problems, or what agrees."""
+        agrees = f"What was checked agrees: {', '.join(self.checked)}."
+        return "\n".join([f"Not checked: {'; '.join(self.unchecked)}.", *(self.problems or [agrees])])
+
+
+def not_checked(what: str, count: int, total: int, why: str, unit: str = "cells") -> str:
+    """Return a clause on what was not checked: "accuracy in 2 of 3 trainings (only training again shows it)"."""
+    return f"{what} in {count} of {total} {unit} ({why})"
 
 
 Further = Callable[[Store, Sequence[Record]], Findings]
@@ -48,8 +62,9 @@ def examine(out: Path, claims: Claims | None = None, further: Further | None = N
 
     Recomputed: names from configurations, metrics from per-victim scores (exactly), scores of images from the kept
     reconstructions (see `questions.kept`), flags that scores raise, intervals of accuracy, what cells of one
-    training or question share, digests, and, where all records are sound, the tables and what `further` checks. claims:
-    for the column `claimed`, None: unchecked. UsageError: `out` is no results folder of this ppbench.
+    training or question share, digests, and, where all records are sound, the tables and
+    what `further` checks. claims: for the column `claimed`, None: unchecked. UsageError: `out` is no results folder of
+    this ppbench.
     """
     store = Store(out)
     if not store.files.holds(MARKER):
@@ -67,23 +82,53 @@ def examine(out: Path, claims: Claims | None = None, further: Further | None = N
     except UsageError as error:
         return Findings((*problems, str(error)), unchecked)
     problems += _table_problems(store.files, records, claims, harness.ok is not False) if sound else ()
-    return Findings(tuple(problems), unchecked)
+    return Findings(tuple(problems), unchecked, (*_checked(store, records), *more.checked))
 
 
 def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
     """Yield what cannot be checked from these results, a clause each."""
-    scored = [record for record in records if record.victims]
-    images = sum(map(_pictured, scored))
+    scored, total = [record for record in records if record.victims], len(records)
+    images = [record for record in scored if _pictured(record)]
     for kind, cells in Counter(modality_of(r.config) for r in scored if question_for(r).inputs).items():
         if not kind.drawn:
-            yield f"scores of {kind.inputs} in {cells} cells (the {kind.noun} are not kept)"
+            yield not_checked(f"scores of {kind.inputs}", cells, total, f"the {kind.noun} are not kept")
     if images and (store.bare or not any(record.artifacts for record in records)):
         why = "an accepted baseline leaves the reconstructions out" if store.bare else "no reconstructions are here"
-        yield f"scores of images in {images} cells ({why})"
-    kinds = sorted({record.config.attack.kind for record in scored if not question_for(record).inputs})
-    if kinds:
-        yield f"answers of attacks on {', '.join(kinds)} (they are not kept; only running them again shows it)"
-    yield "accuracy, bytes and times as measured (only training again shows it)"
+        yield not_checked("scores of images", len(images), total, why)
+    if images:
+        yield not_checked(
+            "what attacks report (labels, confidence, oracle, path)", len(images), total, "it is not kept"
+        )
+    if searches := sum(map(_is_search, images)):
+        yield not_checked("budgets", searches, total, "a search may stop early, so only that no more was spent")
+    if others := [record for record in scored if not question_for(record).inputs]:
+        kinds = ", ".join(sorted({record.config.attack.kind for record in others}))
+        why = "they are not kept; only running them again shows it"
+        yield not_checked(f"answers of attacks on {kinds}", len(others), total, why)
+    trainings = len({training_of(record) for record in records})
+    yield not_checked(
+        "accuracy and bytes as measured", trainings, trainings, "only training again shows it", "trainings"
+    )
+    timed = sum(name.endswith(".timing.json") for name in store.files.names("records"))
+    if timed := timed + len(store.files.names("times")):
+        yield not_checked("times", timed, timed, "no run takes as long twice", "files")
+    yield not_checked("where and when it ran", total, total, "environment and origin.json are stated alone")
+    why = "it runs again wherever a cell is computed" if store.files.holds(SELFTEST) else f"{SELFTEST} is not here"
+    yield not_checked("the self-test", 1, 1, why, "folders")
+    if absent := [name for name in (TABLE, WORST_CASE) if not store.files.holds(name)]:
+        yield not_checked(
+            "rows", len(absent), 2, f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not here", "tables"
+        )
+
+
+def _checked(store: Store, records: Sequence[Record]) -> Iterator[str]:
+    """Yield what was checked of these results, with its number."""
+    yield count_of(len(records), "record")
+    if (files := sum(len(record.artifacts) for record in records)) and not store.bare:
+        yield count_of(files, "file") + " of reconstructions"
+    for name in (TABLE, WORST_CASE):
+        if store.files.holds(name):
+            yield name
 
 
 def _image_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
@@ -116,6 +161,12 @@ def _table_problems(files: Files, records: Sequence[Record], claims: Claims | No
         yield from _differences(files, TABLE, csv_text(frame, claims or no_claims, all_boards), CELLS, unchecked)
     if files.holds(WORST_CASE):
         yield from _differences(files, WORST_CASE, worst_csv(all_boards), WORST)
+
+
+def _is_search(record: Record) -> bool:
+    """Return whether an attack has a budget that its evaluations need not exhaust: it keeps no path, as descents do."""
+    budgets = any(name.endswith("budget") for name in record.config.attack.parameters)
+    return budgets and not any(getattr(score, "path", None) for score in record.victims)
 
 
 def _pictured(record: Record) -> bool:

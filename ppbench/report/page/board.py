@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import locked, write_atomic
@@ -21,6 +22,9 @@ from ppbench.report.frame import frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import boards_of, csv_text, defense_sentences, judged_evaluations, worst_csv, write_csv
 from ppbench.report.page.profiles import PaperClaims
+
+if TYPE_CHECKING:
+    from ppbench.report.page.html import Page
 
 WORST_CASE = "worst_case.csv"
 
@@ -89,15 +93,27 @@ def rebuild(store: Store, claims: PaperClaims) -> Written:
 def _write(store: Store, records: Sequence[Record], problems: list[str], claims: PaperClaims) -> Written:
     # Drawing takes a second to import, which a run that finds its board up to date need not wait for.
     from ppbench.report.page.drawings import write_figures
+
+    records = frame_of(records)
+    page = page_of(store, records, problems, claims)
+    assert page.boards is not None
+    drawn = write_figures(store.out / "figures", page.boards, Knowledge.of(records))  # first: the page reuses these
+    write_atomic(store.html_path, page.html().encode())
+    worst = store.out / WORST_CASE
+    write_atomic(worst, worst_csv(page.boards).encode())
+    write_csv(records, store.csv_path, claims=claims.words, boards=page.boards)  # last: it marks the board as complete
+    return Written((store.html_path, store.csv_path, worst), tuple(drawn), tuple(problems))
+
+
+def page_of(store: Store, records: Sequence[Record], problems: list[str], claims: PaperClaims) -> Page:
+    """Return the page of a folder's readable records, not drawn yet; `problems`, to which it adds, stand on it."""
     from ppbench.report.page.html import Page
 
     harness = _harness(store, problems)
     sound = harness.ok is not False  # where it is unknown, the controls count alone, and the page says so
     records = frame_of(records)
-    all_boards, evaluations = boards_of(records, claims.words, sound), judged_evaluations(records, sound)
-    folder = store.out / "figures"
-    drawn = write_figures(folder, all_boards, Knowledge.of(records))  # first: the page reuses these drawings
-    page = Page(
+    evaluations = judged_evaluations(records, sound)
+    return Page(
         records,
         harness=harness,
         claims=claims.words,
@@ -106,17 +122,12 @@ def _write(store: Store, records: Sequence[Record], problems: list[str], claims:
         sound=sound,
         sentences=defense_sentences(evaluations),
         outcomes=claims.outcomes(records) if sound else (),
-        boards=all_boards,
+        boards=boards_of(records, claims.words, sound),
         evaluations=evaluations,
         problems=problems,
         bare=store.bare,
         origin=_origin(store, problems),
     )
-    write_atomic(store.html_path, page.html().encode())
-    worst = store.out / WORST_CASE
-    write_atomic(worst, worst_csv(all_boards).encode())
-    write_csv(records, store.csv_path, claims=claims.words, boards=all_boards)  # last: it marks the board as complete
-    return Written((store.html_path, store.csv_path, worst), tuple(drawn), tuple(problems))
 
 
 def _origin(store: Store, problems: list[str]) -> Origin:
