@@ -23,7 +23,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import SolvedLayer
 from ppbench.attacks.reconstruction.features import recover_features
-from ppbench.attacks.reconstruction.gauss_newton import Minimum, minimized
+from ppbench.attacks.reconstruction.gauss_newton import Minimum, gauss_newton_minimum
 from ppbench.attacks.reconstruction.linear_systems import CERTAIN, LayerSystem, Prior
 from ppbench.attacks.reconstruction.stage_inputs import ROUNDING, KnownMaps, StageProblem
 from ppbench.attacks.reconstruction.stages import ConvolutionStage, Stages
@@ -298,7 +298,7 @@ def descended(
 
 # -- Images and cotangents together, by the whole gradient: Levenberg and Marquardt's method with exact slopes --
 
-STEPS = 60
+BATCH_STEPS = 60
 """Steps, at most."""
 CONVERGED = 1e-2
 """Relative decrease of the squared residual below which the search ends, once the gradient is explained."""
@@ -401,7 +401,7 @@ class WholeGradient:
 def corrected(whole: WholeGradient, z: Tensor) -> Minimum:
     """Return where damped Gauss-Newton steps from z end."""
     enough = whole.rows * (BATCH_EXPLAINED / ROUNDING) ** 2
-    return minimized(whole, z, cost=sum(whole.widths), steps=STEPS, progress=CONVERGED, enough=enough)
+    return gauss_newton_minimum(whole, z, cost=sum(whole.widths), steps=BATCH_STEPS, progress=CONVERGED, enough=enough)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ppbench.metrics.intervals import Floats
 
 DAMPING, EASED, RAISED, HOPELESS = 1e-3, 0.2, 6.0, 1e6
 """Damping at first, its factors after a better and a worse step, and the one at which the search ends."""
-LEAST_SCALE = 1e-14
+SMALLEST_DIAGONAL = 1e-14
 """Smallest diagonal entry that damping scales with, relative to the largest."""
 
 
@@ -52,7 +52,9 @@ class Minimum:
     evaluations: int
 
 
-def minimized(fit: LeastSquares, z: Tensor, *, cost: int, steps: int, progress: float, enough: float) -> Minimum:
+def gauss_newton_minimum(
+    fit: LeastSquares, z: Tensor, *, cost: int, steps: int, progress: float, enough: float
+) -> Minimum:
     """Return where damped Gauss-Newton steps from z end.
 
     cost: gradient evaluations of a linearization; steps: at most. Below the objective `enough`, the search ends at a
@@ -62,7 +64,7 @@ def minimized(fit: LeastSquares, z: Tensor, *, cost: int, steps: int, progress: 
     size = fit.objective(z, residual)
     for _ in range(steps):
         normal, slope = fit.linearized(z, residual)
-        scale = normal.diagonal().clamp(min=LEAST_SCALE * float(normal.diagonal().max()))
+        scale = normal.diagonal().clamp(min=SMALLEST_DIAGONAL * float(normal.diagonal().max()))
         spent, before = spent + cost, size
         while damping <= HOPELESS:
             factor, failed = torch.linalg.cholesky_ex(normal + torch.diag(damping * scale))
@@ -80,7 +82,7 @@ def minimized(fit: LeastSquares, z: Tensor, *, cost: int, steps: int, progress: 
 
 # -- One image, under noise or with null spaces --
 
-STEPS, CHUNK = 30, 64
+IMAGE_STEPS, CHUNK = 30, 64
 """Steps, at most, and columns of the Jacobian that are computed at once."""
 LEAST_PROGRESS = 1e-4
 """Relative decrease of the objective below which the search ends."""
@@ -118,7 +120,9 @@ class GradientProblem:
         """Return the most probable image near `image` [1, *shape]; RuntimeError if the network has no Jacobian."""
         start = image.detach().double().to(self.evidence.device).flatten()
         before = self.residual(start)
-        end = minimized(self, start, cost=len(start), steps=STEPS, progress=LEAST_PROGRESS, enough=np.inf)
+        end = gauss_newton_minimum(
+            self, start, cost=len(start), steps=IMAGE_STEPS, progress=LEAST_PROGRESS, enough=np.inf
+        )
         left, seen = float(end.residual @ end.residual), int((self._roots > 0).sum())
         explains = left <= min(float(before @ before), NOISE_EXPLAINED * seen)
         return Refined(end.z.cpu().view_as(image), explains, end.evaluations + 1)
