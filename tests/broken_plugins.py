@@ -168,6 +168,8 @@ class Broken:
         for key, value in words.items():
             entries = entries.replace("{" + key + "}", value)
         (info / "entry_points.txt").write_bytes(entries.encode("latin-1"))
+        names = f"{self.module}.py", *(f"{info.name}/{name}" for name in ("METADATA", "entry_points.txt", "RECORD"))
+        (info / "RECORD").write_text("".join(f"{name},,\n" for name in names))
 
 
 def _method(group: str, name: str, body: str) -> str:

@@ -440,7 +440,7 @@ MORE = {
     "self-test": (edited("selftest.json", '"share": 1.0', '"share": 0.9'), "the self-test in 1 of 1 folders"),
     "where it ran": (relabelled(lambda d: d["environment"].update(apart="in a box")), "where and when it ran in"),
     "what an attack reports": (relabelled(lambda d: [v.update(confidence=0.5) for v in d["victims"] if "psnr" in v]),
-                               "what attacks report (labels, confidence, oracle, path, layers) in"),
+                               "confidence, oracle, path and layers are what attacks answered in"),
     "model and cache": (model_and_cache, "the model in cache/ measured again at"),
     "newer schema": (newer_schema, "'ppbench.run/2'"),
     "origin": (edited("origin.json", '"command": "', '"command": "other '), "where and when it ran in"),

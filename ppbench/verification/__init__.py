@@ -85,8 +85,35 @@ def examine(out: Path, claims: Claims | None = None, further: Further | None = N
     return Findings(tuple(problems), unchecked, (*_checked(store, records), *more.checked))
 
 
+_RUN_AGAIN = "only running them again shows it"
+
+
 def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
     """Yield what cannot be checked from these results, a clause each."""
+    yield from _unchecked_answers(store, records)
+    total = len(records)
+    why = "they come from trainings and probes; for those of evidence see above"
+    yield not_checked("flags that no score gives, as probe_noticed", total, total, why)
+    if tuned := sum(record.tuned is not None for record in records):
+        yield not_checked("scores of tuning", tuned, total, "only tuning again shows it")
+    if ended := sum(record.status != "complete" for record in records):
+        yield not_checked("why there is no result", ended, total, "it is stated alone")
+    yield not_checked("where and when it ran", total, total, "environment and origin.json are stated alone")
+    trainings = len({training_of(record) for record in records})
+    what = "accuracy, bytes and memory as measured"
+    yield not_checked(what, trainings, trainings, "only training again shows it", "trainings")
+    timed = sum(name.endswith(".timing.json") for name in store.files.names("records"))
+    if timed := timed + len(store.files.names("times")):
+        yield not_checked("times", timed, timed, "no run takes as long twice", "files")
+    why = "it runs again wherever a cell is computed" if store.files.holds(SELFTEST) else f"{SELFTEST} is not here"
+    yield not_checked("the self-test", 1, 1, why, "folders")
+    if absent := [name for name in (TABLE, WORST_CASE) if not store.files.holds(name)]:
+        why = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not here"
+        yield not_checked("rows", len(absent), 2, why, "tables")
+
+
+def _unchecked_answers(store: Store, records: Sequence[Record]) -> Iterator[str]:
+    """Yield what cannot be checked of attacks' answers and their scores, a clause each."""
     scored, total = [record for record in records if record.victims], len(records)
     images = [record for record in scored if _pictured(record)]
     for kind, cells in Counter(modality_of(r.config) for r in scored if question_for(r).inputs).items():
@@ -96,29 +123,13 @@ def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
         why = "an accepted baseline leaves the reconstructions out" if store.bare else "no reconstructions are here"
         yield not_checked("scores of images", len(images), total, why)
     if images:
-        yield not_checked(
-            "what attacks report (labels, confidence, oracle, path)", len(images), total, "it is not kept"
-        )
+        what = "whether images, labels, confidence, oracle, path and layers are what attacks answered"
+        yield not_checked(what, len(images), total, _RUN_AGAIN)
     if searches := sum(map(_is_search, images)):
         yield not_checked("budgets", searches, total, "a search may stop early, so only that no more was spent")
     if others := [record for record in scored if not question_for(record).inputs]:
         kinds = ", ".join(sorted({record.config.attack.kind for record in others}))
-        why = "they are not kept; only running them again shows it"
-        yield not_checked(f"answers of attacks on {kinds}", len(others), total, why)
-    trainings = len({training_of(record) for record in records})
-    yield not_checked(
-        "accuracy and bytes as measured", trainings, trainings, "only training again shows it", "trainings"
-    )
-    timed = sum(name.endswith(".timing.json") for name in store.files.names("records"))
-    if timed := timed + len(store.files.names("times")):
-        yield not_checked("times", timed, timed, "no run takes as long twice", "files")
-    yield not_checked("where and when it ran", total, total, "environment and origin.json are stated alone")
-    why = "it runs again wherever a cell is computed" if store.files.holds(SELFTEST) else f"{SELFTEST} is not here"
-    yield not_checked("the self-test", 1, 1, why, "folders")
-    if absent := [name for name in (TABLE, WORST_CASE) if not store.files.holds(name)]:
-        yield not_checked(
-            "rows", len(absent), 2, f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not here", "tables"
-        )
+        yield not_checked(f"answers of attacks on {kinds}", len(others), total, f"they are not kept; {_RUN_AGAIN}")
 
 
 def _checked(store: Store, records: Sequence[Record]) -> Iterator[str]:
