@@ -214,7 +214,8 @@ def telling(secret: Tensor) -> bool:
 
 def client_secrets(run: Federation, transcript: Transcript, curious: int | None) -> list[Tensor]:
     """Return the secrets in clients' current states that the server never sent in the recorded mail."""
-    sent = [letter.message for letter in (*run.wire.mail, *transcript.mail) if letter.sender == SERVER]
+    every = (*run.wire.mail, *transcript.mail, *transcript.set_up)
+    sent = [letter.message for letter in every if letter.sender == SERVER]
     secrets = []
     for client, state in enumerate(run.parties.clients):
         if client == curious:
