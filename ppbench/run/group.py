@@ -16,17 +16,19 @@ import torch
 
 from ppbench.adversary.attack import Attack, Guess, is_silent, reads_anything
 from ppbench.adversary.isolation import IsolatedAttack, NothingRead
+from ppbench.adversary.two_worlds import world_flags
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims, own_batches
 from ppbench.base.confine import confinement
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow, PluginError, UsageError
 from ppbench.base.fence import guard
 from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Recent
 from ppbench.base.version import __version__
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data
-from ppbench.federation.view import View
+from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import Slot
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Inquiry, Probe, Scored, TargetModel
@@ -34,13 +36,14 @@ from ppbench.records.figure import aggregate
 from ppbench.records.schema import Environment, FederationInfo, Flag, Privacy, Record, Tuned
 from ppbench.records.store import Store
 from ppbench.report.controls import UNREAD
+from ppbench.report.knowing import is_ours
 from ppbench.run.audit.runs import PointAudit, Questions, Refused
 from ppbench.run.cells import Cell, CellGroup, cells, finished
 from ppbench.run.detection import detection_scores, probe_flags
-from ppbench.run.experiment import Experiment
+from ppbench.run.experiment import Experiment, Point
 from ppbench.run.scene import draws_of, prepare_federation, probe_group, probe_victims, yardstick_of
 from ppbench.run.task import Task
-from ppbench.run.train import TrainingResult, federation, untrained, with_probe_guarantee
+from ppbench.run.train import TrainingResult, federation, home_of, untrained, with_probe_guarantee
 
 # -- Tuning of an attack's settings on examples whose truth the adversary knows, never on the reported victims --
 
@@ -204,7 +207,7 @@ class Bench:
         due = [c for c in cells(self.experiment, group) if c.id in missing_ids or c.attack.name in needed]
         rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: a tuning probe may overflow
         trial = rehearse(fed, self.experiment, group) if rehearsed else None
-        remarks = lru_cache(partial(probe_flags, fed, transcript, victims.data))  # the same for all cells of a group
+        remarks = lru_cache(partial(self._remarks, fed, transcript, victims))  # the same for all cells of a group
         for cell in due:
             began, choice, earlier = time.perf_counter(), None, answers.get(cell.follows or "", AttackAnswer([], None))
             if earlier.failure is not None:
@@ -224,6 +227,12 @@ class Bench:
             answers[cell.attack.name] = self._run_cell(
                 cell, view, ask, choice=choice, flags=flags, spent=spent, keep=keep
             )
+
+    def _remarks(self, fed: Federation, transcript: Transcript, victims: Victims) -> tuple[Flag, ...]:
+        """Return what is to be said of a defense that is attacked; ours pass the two-world test in our tests."""
+        point = self.experiment.points[self.group.point]
+        others = () if is_ours(point.info) else _world_flags(self.experiment, point)
+        return (*probe_flags(fed, transcript, victims.data), *others)
 
     def _run_cell(
         self,
@@ -321,6 +330,16 @@ def _environment(federation: FederationInfo, apart: bool) -> Environment:
         dtype=f"{federation.dtype}, products in TF32" if federation.tf32 else federation.dtype,
         apart=confinement().words if apart else "",
     )
+
+
+_KNOWN_FLAGS = Recent[tuple[Flag, ...]](64)
+
+
+def _world_flags(experiment: Experiment, point: Point) -> tuple[Flag, ...]:
+    """Return the flags of the two-world test of a setting, on its untrained federation; kept in this process."""
+    task, size = experiment.task, min(experiment.config.attack_batch)
+    ask = partial(world_flags, federation(experiment, point), task.params, size)
+    return _KNOWN_FLAGS.of((str(home_of(experiment, point, Path())), size), ask)
 
 
 def run_group(experiment: Experiment, group: CellGroup, out: Path, only: Collection[str]) -> None:
