@@ -25,7 +25,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from ppbench.adversary.leaks import (
     CLEAR,
@@ -119,16 +119,16 @@ class World:
     transcript: Transcript
 
 
-class Tape(TorchDispatchMode):
+class Tape(TorchFunctionMode):
     """Keeps a sample of every tensor that the server's code computes."""
 
     MOST = 4000
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.samples: list[Tensor] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         """Run an operation and keep a sample of its result."""
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and len(self.samples) < self.MOST and result.numel():
@@ -532,8 +532,8 @@ def _of_sums(cohort: Cohort) -> list[Channel]:
 
     def series(first: int) -> Series:
         numbers = itertools.count(first)
-        worlds = (data.first, data.exchanged, data.changed)
-        return [[cohort.world(some, next(numbers), plain, tape=True) for _ in range(DRAWS)] for some in worlds]
+        worlds = ((data.first, DRAWS), (data.exchanged, DRAWS), (data.changed, 2))
+        return [[cohort.world(x, next(numbers), plain, tape=True) for _ in range(count)] for x, count in worlds]
 
     runs = series(1)
     return [
