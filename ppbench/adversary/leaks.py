@@ -253,7 +253,12 @@ class Runs:
         values = [value for world in worlds for value in world if value is not None]
         if len(values) < sum(map(len, worlds)) or len({v.shape for v in values}) > 1 or not values[0].numel():
             return None
-        return Runs(*(np.stack([_array(v) for v in world if v is not None]) for world in worlds))
+        arrays = [np.stack([_array(v) for v in world if v is not None]) for world in worlds]
+        if arrays[0].dtype == np.int64:  # numbers below 2^b may be sums modulo 2^b
+            least, most = min(int(a.min()) for a in arrays), max(int(a.max()) for a in arrays)
+            spare = 64 - most.bit_length() if least >= 0 else 63 - max(most.bit_length(), (-least - 1).bit_length())
+            arrays = [a << max(spare, 0) for a in arrays]
+        return Runs(*arrays)
 
     @property
     def whole(self) -> bool:

@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,12 +57,14 @@ from ppbench.records.schema import Flag
 
 ROUNDS = 2
 """Rounds of a world: what is sent a round later counts, too."""
+MORE_ROUNDS = 4
+"""Rounds of worlds with equal draws."""
 DRAWS = 6
 """How often clients draw their secrets in each of three worlds."""
 CLIENTS = 8
 """Most clients of a world; of networks of `SMALL` parameters or more, half as many."""
 SMALL = 50_000
-LARGE = 32
+LARGE = 256
 """Most examples of a client in the larger of two cohorts."""
 SAMPLE = 2048
 """Most numbers of a message part, or of an intermediate result of the server, that are compared."""
@@ -149,9 +152,9 @@ class Tape(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of all clients, equally many each. others: with the same labels in each client, and some blank inputs.
+    """Examples of all clients, equally many each.
 
-    exchanged: of the first two clients in each other's place; changed: these two have others.
+    others: with other labels, some of them blank. exchanged: each client has those of the next one. changed: others.
     """
 
     first: Mapping[int, Data]
@@ -166,13 +169,9 @@ class Examples:
         places = torch.arange(2 * clients * size).view(2, clients, size) % len(x)
         own, more = ([Data(x[some], y[some]) for some in half] for half in places)
         low = fed.plan.data_range[0]
-        unlike = [
-            Data(other.x if client % 2 else torch.full_like(other.x, low), one.y.roll(1, 0))
-            for client, (one, other) in enumerate(zip(own, more, strict=True))
-        ]
-        first = dict(enumerate(own))
-        exchanged, changed = first | {0: own[1], 1: own[0]}, first | {0: more[0], 1: more[1]}
-        return Examples(first, dict(enumerate(unlike)), exchanged, changed)
+        unlike = [Data(one.x if c % 2 else torch.full_like(one.x, low), one.y) for c, one in enumerate(more)]
+        worlds = own, unlike, [*own[1:], own[0]], more
+        return Examples(*(dict(enumerate(world)) for world in worlds))
 
 
 @dataclass
@@ -219,8 +218,10 @@ class Cohort:
         """The examples of all worlds."""
         return Examples.of(self.fed, self.clients, self.size)
 
-    def world(self, data: Mapping[int, Data], number: int, compute: Compute, *, tape: bool = False) -> World:
-        """Run set-up and `ROUNDS` rounds on `data`; number: of the clients' draws; compute: runs their computations.
+    def world(
+        self, data: Mapping[int, Data], number: int, compute: Compute, *, rounds: int = ROUNDS, tape: bool = False
+    ) -> World:
+        """Run set-up and rounds on `data`; number: of the clients' draws; compute: runs their computations.
 
         tape: whether the server's numbers are kept.
         """
@@ -230,7 +231,7 @@ class Cohort:
         run.start(self.params)
         secrets, set_up = list(run.parties.clients), len(wire.mail)
         with computing(fed.tf32):
-            for round_ in range(fed.round + 1, fed.round + ROUNDS + 1):
+            for round_ in range(fed.round + 1, fed.round + rounds + 1):
                 drive = run.drive(self.probe, session_of(0), 0, round_, wire, run.parties, run.shards)
                 coroutine = drive.begin(range(self.clients))
                 _finish(drive.working(recorder.watched(coroutine) if tape else coroutine), compute)
@@ -243,10 +244,15 @@ class Cohort:
         self.work.append(plain(work))
         return self.work[-1]
 
-    def prescribed(self, data: Mapping[int, Data], numbers: Iterable[int], update: Params) -> list[World] | None:
-        """Return worlds in which every client's gradient is `update`; None where the defense needs its own network."""
+    def prescribed(
+        self, data: Mapping[int, Data], numbers: Iterable[int], updates: Sequence[Params], **options: Any
+    ) -> list[World] | None:
+        """Return worlds in which clients' gradients are `updates`, in turn; None if the defense needs its own network.
+
+        options: of `world`.
+        """
         try:
-            return [self.world(data, number, Prescribed(update)) for number in numbers]
+            return [self.world(data, number, Prescribed(updates), **options) for number in numbers]
         except Exception:  # noqa: BLE001 - any code may fail on a loss that it does not expect
             return None
 
@@ -281,14 +287,17 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Prescribed:
-    """Runs clients' own code on a loss whose gradient is a given one for every example."""
+    """Runs clients' own code on a loss whose gradient is a given one of `updates`, by client, for every example."""
 
-    update: Params
+    updates: Sequence[Params]
 
     def __call__(self, work: Work) -> Mapping[int, Tree]:
         """Return the results of the clients' computations."""
-        plan = Straight.of(work.plan, self.update)
-        return client_map("loop", work.defense, plan, work.jobs)
+        results: dict[int, Tree] = {}
+        for client, job in work.jobs.items():
+            plan = Straight.of(work.plan, self.updates[client % len(self.updates)])
+            results.update(client_map("loop", work.defense, plan, {client: job}))
+        return results
 
 
 # -- How worlds are compared --
@@ -398,7 +407,7 @@ def _partial_sums(parts: Mapping[Where, Runs]) -> list[Channel]:
         together.setdefault((name.round, name.step, name.part), []).append(name)
     for (round_, _, part), names in together.items():
         members = [parts[name] for name in names]
-        if len(names) < 2 or len({one.same.shape for one in members}) > 1 or not all(one.whole for one in members):
+        if len(names) < 2 or len({one.same.shape for one in members}) > 1:
             continue
         total = members[0]
         for one in members[1:]:
@@ -417,7 +426,7 @@ def _unmasked(names: Sequence[Where], members: Sequence[Runs]) -> list[int]:
     values = np.stack([one.same[:, few] for one in members])  # [clients, runs, n]
     values = values - values[:, :1]  # what draws change, modulo 2^64
     groups = [g for size in range(1, len(names)) for g in itertools.combinations(range(len(names)), size)]
-    member = np.array([[int(c in group) for c in range(len(names))] for group in groups], dtype=np.int64)
+    member = np.array([[int(c in group) for c in range(len(names))] for group in groups], dtype=values.dtype)
     sums = np.abs((member @ values.reshape(len(names), -1)).astype(float)).reshape(len(groups), -1).max(1)
     size = np.abs(values.astype(float)).max()
     steady = [group for group, most in zip(groups, sums, strict=True) if most < STEADY * size]
@@ -425,7 +434,7 @@ def _unmasked(names: Sequence[Where], members: Sequence[Runs]) -> list[int]:
     return next(([names[c].client for c in g] for g in steady if set(g) & set(moving)), [])
 
 
-STEADY = 1e-6
+STEADY = 1e-5
 """A sum that changes by less than this share of a mask, whatever clients draw, has no mask."""
 
 
@@ -478,9 +487,12 @@ def world_report(fed: Federation, params: Params, size: int) -> WorldReport:
     params: weights from which the worlds start; size: examples of a client in a probe. A larger cohort is tested, too,
     with local steps: clients may do otherwise there.
     """
-    small, large = Cohort(fed, params, size, "gradient"), Cohort(fed, params, max(LARGE, size), "local")
+    held = max(len(shard.x) for shard in fed.shards.values())
+    small, large = Cohort(fed, params, size, "gradient"), Cohort(fed, params, max(min(held, LARGE), size), "local")
     for cohort in (small, large):
-        first, again = (cohort.world(cohort.data.first, 0, compute) for compute in (cohort.recorded, plain))
+        first, again = (
+            cohort.world(cohort.data.first, 0, compute, rounds=MORE_ROUNDS) for compute in (cohort.recorded, plain)
+        )
         if odd := differing(first, again):
             return WorldReport(refusal=f"{place_of(odd[0])} is another one when it is sent again")
         channels = _of_examples(cohort, first)
@@ -500,18 +512,18 @@ def world_report(fed: Federation, params: Params, size: int) -> WorldReport:
 def _of_examples(cohort: Cohort, first: World) -> list[Channel]:
     """Return the parts that differ with the examples though the updates, and all draws, are equal."""
     data = cohort.data
-    names = differing(first, cohort.world(data.others, 0, Repeated(cohort.work)))
+    names = differing(first, cohort.world(data.others, 0, Repeated(cohort.work), rounds=MORE_ROUNDS))
     if not names:
-        update = _direction(cohort.params)
-        one, two = (cohort.prescribed(some, [0], update) for some in (data.first, data.others))
+        update = [_direction(cohort.params)]
+        one, two = (cohort.prescribed(some, [0], update, rounds=MORE_ROUNDS) for some in (data.first, data.others))
         if one and two and _same_account(one[0], two[0]):
             names = differing(one[0], two[0])
     return [Channel(place_of(name), "differs with the examples where updates are equal") for name in names]
 
 
-def _direction(params: Params) -> Params:
-    """Return a random direction of length 1, shaped as `params`."""
-    draws = torch.Generator().manual_seed(0)
+def _direction(params: Params, number: int = 0) -> Params:
+    """Return a random direction of length 1, shaped as `params`; number: of the draw."""
+    draws = torch.Generator().manual_seed(number)
     drawn = {name: torch.randn(value.shape, generator=draws).to(value) for name, value in params.items()}
     length = norm(drawn)
     return {name: value / length for name, value in drawn.items()}
@@ -527,19 +539,31 @@ def _same_account(one: World, two: World) -> bool:
 
 
 def _of_sums(cohort: Cohort) -> list[Channel]:
-    """Return the channels of a defense whose server reads sums: two clients exchange their examples."""
-    data = cohort.data
+    """Return the channels of a defense whose server reads sums: clients exchange their examples.
+
+    Where they hold many, updates are prescribed in their place, if the defense allows that.
+    """
+    data, count = cohort.data, cohort.clients
+    own, more = ([_direction(cohort.params, c + first) for c in range(count)] for first in (0, count))
+    worlds = (data.first, own, DRAWS), (data.exchanged, [*own[1:], own[0]], DRAWS), (data.changed, more, 2)
 
     def series(first: int) -> Series:
-        numbers = itertools.count(first)
-        worlds = ((data.first, DRAWS), (data.exchanged, DRAWS), (data.changed, 2))
-        return [[cohort.world(x, next(numbers), plain, tape=True) for _ in range(count)] for x, count in worlds]
+        numbers, runs = itertools.count(first), list[Sequence[World]]()
+        for examples, updates, draws in worlds:
+            chosen = [*itertools.islice(numbers, draws)]
+            made = cohort.prescribed(examples, chosen, updates, tape=True) if cohort.size > FEW_EXAMPLES else None
+            runs.append(made or [cohort.world(examples, number, plain, tape=True) for number in chosen])
+        return runs
 
     runs = series(1)
     return [
         *_confirmed(told_apart(runs, True), lambda: told_apart(series(101), True)),
         *_escrowed([*runs[0], *runs[1]]),
     ]
+
+
+FEW_EXAMPLES = 8
+"""Most examples of a client whose gradient is computed for each draw."""
 
 
 def _confirmed(channels: Sequence[Channel], again: Callable[[], Sequence[Channel]]) -> list[Channel]:
@@ -558,7 +582,7 @@ def _of_noise(cohort: Cohort, law: Noise) -> WorldReport:
 
     def series(first: int) -> Series | None:
         worlds = [
-            cohort.prescribed(cohort.data.first, range(first + at * DRAWS, first + (at + 1) * DRAWS), update)
+            cohort.prescribed(cohort.data.first, range(first + at * DRAWS, first + (at + 1) * DRAWS), [update])
             for at, update in enumerate(updates)
         ]
         return None if any(world is None for world in worlds) else worlds  # type: ignore[return-value]

@@ -57,8 +57,6 @@ class Beside:
 class Masked(SecureAggregation):
     """Secure aggregation; what a lie changes of it are its `masks`, or what it sends beside."""
 
-    setting: ClassVar[Mapping[str, Mapping[str, object]]] = {}
-
     def masks(self, me: Tree, ctx: Context, words: int) -> Tensor:
         """Return a client's mask."""
         return secagg.zero_sum(me, ctx, "update", words)
@@ -576,9 +574,65 @@ class Unrepeatable(Tagged):
         return me, Update(layout.unpack(flat + pad))
 
 
+# -- honest twins -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Salted(Masked):
+    """Fresh random bytes beside each masked update."""
+
+    name: ClassVar[str] = "salted"
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        me, answer = super().reply(ctx, me, message, result, data)
+        salt = torch.randint(0, 256, (32,), generator=ctx.generator, dtype=torch.uint8)
+        return me, Beside(answer.params, salt) if isinstance(answer, Update) else answer
+
+    def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
+        return super().aggregate(ctx, server, {c: Update(upload.params) for c, upload in uploads.items()})
+
+
+@dataclass(frozen=True)
+class Honest(Noisy):
+    """The noise of the law."""
+
+    name: ClassVar[str] = "honest"
+
+
+@dataclass(frozen=True)
+class Resent(Noisy):
+    """Sends the last round's noisy upload again, in another order."""
+
+    name: ClassVar[str] = "resent"
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        if not isinstance(message, Model):
+            return Defense.reply(self, ctx, me, message, result, data)
+        layout = Layout.of(result)
+        noisy = layout.pack(result)
+        noisy = noisy + self.pad(ctx, result, data, len(noisy))
+        last = torch.zeros_like(noisy) if isinstance(me, tuple) else me
+        return noisy, Beside(layout.unpack(noisy), last.flip(0))
+
+
+@dataclass(frozen=True)
+class Momentum(Noisy):
+    """Sends a momentum of noisy updates."""
+
+    name: ClassVar[str] = "momentum"
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        if not isinstance(message, Model):
+            return Defense.reply(self, ctx, me, message, result, data)
+        layout = Layout.of(result)
+        noisy = layout.pack(result)
+        noisy = noisy + self.pad(ctx, result, data, len(noisy))
+        whole = noisy + (0 if isinstance(me, tuple) else 0.5 * me)
+        return whole, Update(layout.unpack(whole))
+
+
 SUM_LIES = (
     PublicPairs, SessionPairs, FewExamples, Quorum, Reused, Couples, Blocks, Digits, LeaveOneOut, BesideImages,
     BesideUpdate, LastBits, LastBitsUpdate, SetUp, Escrow, EscrowNumbers,
 )  # fmt: skip
 NOISE_LIES = (ClientPads, BytePads, LatePads, LatePadsInOrder, ShyNoise, HalfNoise, BlankNoise, OneNoise)
 REPLAY_LIES = (Tagged, Unrepeatable)
+TWINS = (SecureAggregation, Salted, Honest, Resent, Momentum)
