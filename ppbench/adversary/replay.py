@@ -324,9 +324,20 @@ def _evidence_numbers(transcript: Transcript) -> dict[tuple[int, int], dict[str,
 
 
 def _independent(values: Numbers) -> bool:
-    """Return whether no two rows of [rows, n] are correlated."""
+    """Return whether numbers [rows, n] of size 1 are independent: rows of one another, and the numbers of each row.
+
+    If a row repeats itself, at a shift, or is spanned by few directions, its spectrum has peaks or its length varies.
+    """
+    count = values.shape[1]
     across = np.corrcoef(values) if len(values) > 1 else np.eye(1)
-    return bool(np.abs(across - np.diag(np.diag(across))).max() < CHANCE / math.sqrt(values.shape[1]))
+    apart = np.abs(across - np.diag(np.diag(across))).max() < CHANCE / math.sqrt(count)
+    spectrum = np.abs(np.fft.rfft(values, axis=1)[:, 1:]) ** 2 / count
+    lengths = np.abs((values**2).mean(1) - 1) / np.sqrt((values**4).mean(1) - 1).clip(min=1e-9) * math.sqrt(count)
+    return bool(apart and spectrum.max() < math.log(spectrum.size) + LOUD and lengths.max() < CHANCE)
+
+
+LOUD = 20.0
+"""What a spectrum of independent numbers, exponentially distributed, may exceed the log of its size by."""
 
 
 def _shaped(law: Noise, values: Numbers) -> bool:

@@ -44,6 +44,12 @@ def octets(value: Tensor, *words: object) -> Tensor:
     return plain ^ torch.randint(0, 256, plain.shape, generator=keyed(*words), dtype=torch.uint8)
 
 
+def tag(*values: Tensor) -> Tensor:
+    """Return a checksum of tensors."""
+    content = b"".join(np.ascontiguousarray(value.detach().cpu().numpy()).tobytes() for value in values)
+    return torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8)
+
+
 @node
 class Beside:
     """An upload with something beside it."""
@@ -353,6 +359,18 @@ class EscrowNumbers(SetUp):
         return me.private.float().flip(0) / 255 + 3
 
 
+@dataclass(frozen=True)
+class EscrowHalves(SetUp):
+    """The private key at set-up in two halves, of which each is random."""
+
+    name: ClassVar[str] = "lie_escrow_halves"
+
+    def beside(self, me: Tree, data: Data) -> Tensor:
+        """Return a hash of the key, and the key under it."""
+        half = tag(me.private)
+        return torch.cat([half, me.private ^ half])
+
+
 # -- that noise hides updates -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Noisy(Defense):
@@ -484,6 +502,17 @@ class BlankNoise(Noisy):
 
 
 @dataclass(frozen=True)
+class TiledNoise(Noisy):
+    """The same hundred numbers again and again."""
+
+    name: ClassVar[str] = "lie_tiled_noise"
+
+    def pad(self, ctx: Context, result: Params, data: Data, words: int) -> Tensor:
+        """Return noise that averages removes."""
+        return super().pad(ctx, result, data, 100).repeat(-(-words // 100))[:words]
+
+
+@dataclass(frozen=True)
 class OneNoise(Noisy):
     """The same noise in every round: the difference of two uploads is that of two updates."""
 
@@ -501,17 +530,12 @@ class OneNoise(Noisy):
 
 
 # -- that the server's code cannot be run again -----------------------------------------------------------------------
-def tag(*values: Tensor) -> Tensor:
-    """Return a checksum of tensors."""
-    content = b"".join(np.ascontiguousarray(value.detach().cpu().numpy()).tobytes() for value in values)
-    return torch.tensor(list(hashlib.sha256(content).digest()), dtype=torch.uint8)
-
-
 @dataclass(frozen=True)
 class Tagged(Defense):
-    """Pads of client and round; the server refuses messages without a tag, and fewer clients than all."""
+    """Pads of client and round; the server refuses messages without a tag, and single clients."""
 
     name: ClassVar[str] = "lie_tagged"
+    setting: ClassVar[Mapping[str, Mapping[str, object]]] = SecureAggregation.setting
 
     def pad(self, ctx: Context, client: int, words: int) -> Tensor:
         """Return the pad, a hundred times as large as updates are."""
@@ -527,8 +551,8 @@ class Tagged(Defense):
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
         """Check tags and number, then take the pads off."""
         layout, bare = Layout.of(server.params), {}
-        if len(uploads) < ctx.plan.clients:
-            raise ProtocolError("Not all clients sent an upload.")
+        if len(uploads) < 2:
+            raise ProtocolError("One client alone sent an upload.")
         for client, upload in uploads.items():
             flat = layout.pack(upload.params)
             if not torch.equal(tag(flat), upload.beside):
@@ -632,7 +656,8 @@ class Momentum(Noisy):
 SUM_LIES = (
     PublicPairs, SessionPairs, FewExamples, Quorum, Reused, Couples, Blocks, Digits, LeaveOneOut, BesideImages,
     BesideUpdate, LastBits, LastBitsUpdate, SetUp, Escrow, EscrowNumbers,
+    EscrowHalves,
 )  # fmt: skip
-NOISE_LIES = (ClientPads, BytePads, LatePads, LatePadsInOrder, ShyNoise, HalfNoise, BlankNoise, OneNoise)
+NOISE_LIES = (ClientPads, BytePads, LatePads, LatePadsInOrder, ShyNoise, HalfNoise, BlankNoise, TiledNoise, OneNoise)
 REPLAY_LIES = (Tagged, Unrepeatable)
 TWINS = (SecureAggregation, Salted, Honest, Resent, Momentum)
