@@ -10,6 +10,7 @@ from lies.ppbench_channels import (
     SUM_LIES,
     TWINS,
     BesideImages,
+    BytePads,
     Escrow,
     Honest,
     LatePads,
@@ -17,9 +18,13 @@ from lies.ppbench_channels import (
     ShyNoise,
 )
 
+from ppbench.adversary.replay import replayed_evidence
 from ppbench.adversary.two_worlds import world_flags, world_report
 from ppbench.base.registry import load_plugin, plugins
-from ppbench.testing.small_federation import DefenseTrial
+from ppbench.base.tree import norm
+from ppbench.federation.contract import plain_evidence
+from ppbench.federation.view import View
+from ppbench.testing.small_federation import DefenseTrial, same_tensors, scene_victims
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 10))]
 
@@ -85,3 +90,35 @@ def test_an_honest_twin_is_not_accused(twin, seed):
 def test_ours_are_not_accused(name):
     outcome = report(load_plugin("defenses", name)())
     assert not outcome.channels and not outcome.refusal
+
+
+def test_a_replay_is_the_run_in_its_dtype():
+    """Pads of the float32 weights' bytes come off: with float64 weights the server would make others."""
+    run = DefenseTrial(BytePads()).federate()
+    view = run.probe(scene_victims(run, batch=1).data).view("server/1")
+    bare = DefenseTrial(load_plugin("defenses", "none")()).federate()
+    plain = plain_evidence(bare.probe(scene_victims(bare, batch=1).data).view("server/1"))
+    updates = {e.unit: e.observed for e in plain}
+    first = {e.unit: e.observed for e in reversed(replayed_evidence(view)) if len(e.unit) == 1}
+    assert first.keys() == updates.keys()
+    for unit, update in updates.items():
+        assert norm({name: first[unit][name] - value for name, value in update.items()}) < 1e-3 * norm(update)
+
+
+def test_a_view_holds_what_its_party_received_at_set_up(tmp_path):
+    run = DefenseTrial(load_plugin("defenses", "secagg")()).federate()
+    run.save(tmp_path)
+    victims = scene_victims(run).data
+    views = {threat: run.probe(victims).view(threat) for threat in ("server/1", "client/1")}
+    sent = {(e.sender, e.receiver) for e in views["server/1"].set_up}
+    assert sent == {(c, -1) for c in range(4)} | {(-1, c) for c in range(4)}
+    assert {(e.sender, e.receiver) for e in views["client/1"].set_up} == {(0, -1), (-1, 0)}
+    again = DefenseTrial(load_plugin("defenses", "secagg")()).federate(start=False)
+    again.restore(tmp_path)
+    restored = again.probe(victims).view("server/1")
+    assert same_tensors([e.message for e in restored.set_up], [e.message for e in views["server/1"].set_up])
+    restored.save(tmp_path / "view")
+    loaded = View.load(tmp_path / "view")
+    assert [e.sender for e in loaded.set_up] == [e.sender for e in restored.set_up]
+    assert same_tensors([e.message for e in loaded.set_up], [e.message for e in restored.set_up])
+    assert len(loaded.mail) == len(restored.mail)

@@ -108,7 +108,8 @@ class Redrawn(Seeds):
 
     def _text(self, role: str, *index: int | str) -> bytes:
         text = super()._text(role, *index)
-        return text + f"/{self.number}".encode() if self.number and role == "party" and index[-1] != SERVER else text
+        client = "party" in (role, *index[:1]) and index[-1] != SERVER
+        return text + f"/{self.number}".encode() if self.number and client else text
 
 
 @dataclass(frozen=True)
