@@ -501,7 +501,7 @@ def world_report(fed: Federation, params: Params, size: int) -> WorldReport:
         if channels or reason:
             return WorldReport(tuple(channels), reason)
     if fed.defense.sums:
-        return WorldReport((*_of_sums(small), *_of_sums(large)))
+        return WorldReport(tuple(_of_sums(small) or _of_sums(large)))
     if small.law is not None:
         reports = [_of_noise(cohort, cohort.law or small.law) for cohort in (small, replace(large, kind="gradient"))]
         return WorldReport(tuple(c for r in reports for c in r.channels), "", all(r.explained for r in reports))

@@ -28,7 +28,7 @@ from ppbench.base.version import __version__
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data
-from ppbench.federation.view import Transcript, View
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Inquiry, Probe, Scored, TargetModel
@@ -40,7 +40,7 @@ from ppbench.report.knowing import is_ours
 from ppbench.run.audit.runs import PointAudit, Questions, Refused
 from ppbench.run.cells import Cell, CellGroup, cells, finished
 from ppbench.run.detection import detection_scores, probe_flags
-from ppbench.run.experiment import Experiment, Point
+from ppbench.run.experiment import Experiment
 from ppbench.run.scene import draws_of, prepare_federation, probe_group, probe_victims, yardstick_of
 from ppbench.run.task import Task
 from ppbench.run.train import TrainingResult, federation, home_of, untrained, with_probe_guarantee
@@ -114,6 +114,7 @@ def _run_variant(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str 
 
 
 CellStatus = Literal["complete", "diverged", "failed"]
+_KNOWN_FLAGS = Recent[tuple[Flag, ...]](64)
 
 
 class AttackAnswer(NamedTuple):
@@ -207,7 +208,7 @@ class Bench:
         due = [c for c in cells(self.experiment, group) if c.id in missing_ids or c.attack.name in needed]
         rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: a tuning probe may overflow
         trial = rehearse(fed, self.experiment, group) if rehearsed else None
-        remarks = lru_cache(partial(self._remarks, fed, transcript, victims))  # the same for all cells of a group
+        remarks = lru_cache(partial(probe_flags, fed, transcript, victims.data))  # the same for all cells of a group
         for cell in due:
             began, choice, earlier = time.perf_counter(), None, answers.get(cell.follows or "", AttackAnswer([], None))
             if earlier.failure is not None:
@@ -221,18 +222,25 @@ class Bench:
             ruler = partial(yardstick_of, self.experiment)
             probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier.guesses, noticed_by)
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
-            checked = cell.attack.replays and question_of(cell.attack.kind).inputs and group.threat.lone_server
-            flags = remarks() if checked else ()
+            inputs = question_of(cell.attack.kind).inputs
+            flags = remarks() if cell.attack.replays and inputs and group.threat.lone_server else ()
+            flags += self._world_flags() if cell.attack.adaptive and inputs and group.threat.sees_uploads else ()
             spent, keep = time.perf_counter() - began, cell.id in missing_ids
             answers[cell.attack.name] = self._run_cell(
                 cell, view, ask, choice=choice, flags=flags, spent=spent, keep=keep
             )
 
-    def _remarks(self, fed: Federation, transcript: Transcript, victims: Victims) -> tuple[Flag, ...]:
-        """Return what is to be said of a defense that is attacked; ours pass the two-world test in our tests."""
-        point = self.experiment.points[self.group.point]
-        others = () if is_ours(point.info) else _world_flags(self.experiment, point)
-        return (*probe_flags(fed, transcript, victims.data), *others)
+    def _world_flags(self) -> tuple[Flag, ...]:
+        """Return the flags of the two-world test of the group's defense, on the untrained federation.
+
+        Ours pass it in our tests. The flags are kept in this process, as they are those of all groups of a setting.
+        """
+        experiment, point = self.experiment, self.experiment.points[self.group.point]
+        if is_ours(point.info):
+            return ()
+        task, size = experiment.task, min(experiment.config.attack_batch)
+        ask = partial(world_flags, federation(experiment, point), task.params, size)
+        return _KNOWN_FLAGS.of((str(home_of(experiment, point, Path())), size), ask)
 
     def _run_cell(
         self,
@@ -330,16 +338,6 @@ def _environment(federation: FederationInfo, apart: bool) -> Environment:
         dtype=f"{federation.dtype}, products in TF32" if federation.tf32 else federation.dtype,
         apart=confinement().words if apart else "",
     )
-
-
-_KNOWN_FLAGS = Recent[tuple[Flag, ...]](64)
-
-
-def _world_flags(experiment: Experiment, point: Point) -> tuple[Flag, ...]:
-    """Return the flags of the two-world test of a setting, on its untrained federation; kept in this process."""
-    task, size = experiment.task, min(experiment.config.attack_batch)
-    ask = partial(world_flags, federation(experiment, point), task.params, size)
-    return _KNOWN_FLAGS.of((str(home_of(experiment, point, Path())), size), ask)
 
 
 def run_group(experiment: Experiment, group: CellGroup, out: Path, only: Collection[str]) -> None:
