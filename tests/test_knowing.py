@@ -3,10 +3,12 @@
 import pytest
 
 from ppbench.records.schema import Flag
-from ppbench.report.entries import UNINFORMED, UNREPLAYED
+from ppbench.report.controls import UNREPLAYED
+from ppbench.report.entries import UNINFORMED
 from ppbench.report.page.boards import boards_of, no_claims
 from ppbench.report.verdict import sentences
 
+WORDS = {"not_replayable": UNREPLAYED}
 CLAUSE = "; no attack here is shown to know the defense; "
 
 
@@ -73,7 +75,7 @@ def test_ours_count_at_full_strength_and_the_generic_one_where_the_truth_explain
 
 def foreign(records, *flags):
     """Return records whose defense is another package's, with flags on its cells."""
-    said = [Flag(code=code, severity="warning", detail=f"{code}, it is said") for code in flags]
+    said = [Flag(code=code, severity="warning", detail=f"{WORDS.get(code, code)}, it is said") for code in flags]
 
     def changed(record):
         defense = record.config.defense.model_copy(update={"code": "0123456789ab"})
@@ -101,5 +103,5 @@ def test_who_says_more_than_it_says_or_cannot_be_run_again_has_no_rank(scene, co
     rows = [entry for entry in board.entries if entry.defense.id == "mine"]
     assert [bool(row.rank) for row in rows] == [not badge] * 2
     assert all((badge in [b.text for b in row.badges]) is bool(badge) for row in rows)
-    blind = [f"{code}, it is said" in s for s in sentences("mine", records) if "undecided" in s]
+    blind = [f"{WORDS.get(code, code)}, it is said" in s for s in sentences("mine", records) if "undecided" in s]
     assert blind == ([True] * 2 if badge else [])

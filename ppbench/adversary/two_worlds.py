@@ -89,10 +89,10 @@ class Channel:
 
 @dataclass(frozen=True)
 class WorldReport:
-    """The outcome of the test.
+    """The outcome of the test, with its channels.
 
-    channels: what was found. refusal: why rounds cannot be run again, a clause; "" if they can. explained: whether the
-    public law of noise accounts for what was seen; None where there is no law.
+    refusal: why rounds cannot be run again, a clause; "" if they can. explained: whether the public law of noise
+    accounts for what was seen; None without a law.
     """
 
     channels: tuple[Channel, ...] = ()
@@ -153,10 +153,7 @@ class Tape(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of all clients, equally many each.
-
-    others: with other labels, some of them blank. exchanged: each client has those of the next one. changed: others.
-    """
+    """Examples by client. others: some of them blank; exchanged: each has those of the next; changed: others."""
 
     first: Mapping[int, Data]
     others: Mapping[int, Data]
@@ -598,5 +595,4 @@ def _of_noise(cohort: Cohort, law: Noise) -> WorldReport:
 
 
 FAR = 4.0
-"""Distance of an update that noise does not hide, in standard deviations of it, times the root of the root of the
-count of numbers."""
+"""Distance that noise of n numbers does not hide, in its standard deviations, by the fourth root of n."""

@@ -25,6 +25,8 @@ UNREAD = "can be read"
 """Ending of the reason of a cell whose attack had nothing to read."""
 UNREPEATED = "not_replayable"
 """Flag of a defense whose server's code cannot be run again on what it received."""
+UNREPLAYED = "cannot be replayed"
+"""The same in words: the beginning of the flag's clause, and a badge."""
 BELIED = ("own_account", "own_weights", "probe_noticed", "channel", UNREPEATED)
 """Flags of a defense whose parties contradict its own account of its uploads, or whose account cannot be checked."""
 EXPLAINED = "law_explains"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ppbench.metrics.modality import modality_of
 from ppbench.records.schema import DefenseInfo, Flag, Record, Utility
-from ppbench.report.controls import BELIED, CONTROLS, UNREPEATED, Check, nothing_to_read
+from ppbench.report.controls import BELIED, CONTROLS, UNREPEATED, UNREPLAYED, Check, nothing_to_read
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak
@@ -17,8 +17,6 @@ from ppbench.report.worst import WorstCase
 
 UNINFORMED = ("plain attacks only", "knowledge not shown")
 """Badges of rows on which no attack is shown to know the defense."""
-UNREPLAYED = "cannot be replayed"
-"""Badge of rows whose server's code cannot be run again on what it received."""
 COLLAPSED = "training collapsed"
 """Badge of rows of which no training learned."""
 AT_CHANCE = "accuracy at chance"

@@ -29,9 +29,9 @@ from ppbench.report.columns import (
     ColumnValue,
     Row,
 )
-from ppbench.report.controls import CONTROLS, Check, check_controls, value
+from ppbench.report.controls import CONTROLS, UNREPLAYED, Check, check_controls, value
 from ppbench.report.costs import relative_costs
-from ppbench.report.entries import AT_CHANCE, COLLAPSED, UNINFORMED, UNREPLAYED, Badge, Board, Entry, badges_of
+from ppbench.report.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, SETTING, TRAINED, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leaks_of
