@@ -20,9 +20,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ppbench.base.tree import Tree
 from ppbench.base.tree import leaves as tensors_of
+from ppbench.federation.contract import Round
 from ppbench.federation.wire import SERVER, Envelope
 
 _OPAQUE = (type, types.ModuleType, str, bytes, int, float, bool, torch.dtype, torch.device, torch.Size, type(None))
@@ -250,6 +252,34 @@ def sampled(values: Tensor, most: int) -> Tensor:
     return flat[:: max(1, -(-len(flat) // most))].cpu().clone()
 
 
+class Tape(TorchFunctionMode):
+    """Keeps a sample of every tensor that the server's code computes."""
+
+    MOST, SIZE = 4000, 512
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        """Run an operation and keep a sample of its result."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and len(self.samples) < self.MOST and result.numel():
+            self.samples.append(sampled(result, self.SIZE))
+        return result
+
+    def watched(self, coroutine: Round) -> Round:
+        """Return a server's coroutine that runs under the tape."""
+        answers: Mapping[int, Tree] | None = None
+        while True:
+            with self:
+                try:
+                    step = coroutine.send(answers)  # type: ignore[arg-type]  # None starts a coroutine
+                except StopIteration as stop:
+                    return stop.value  # type: ignore[no-any-return]
+            answers = yield step
+
+
 @dataclass(frozen=True)
 class Runs:
     """Numbers of one kind in each run of three worlds. same, other: alike in what the server may learn; changed: not.
@@ -348,3 +378,26 @@ def _splits(runs: int) -> Numbers:
     """Return all ways to divide two worlds' runs into halves as signs [ways, 2 runs]; the true one is first."""
     halves = [half for half in itertools.combinations(range(2 * runs), runs) if half[0] == 0]
     return np.array([[1.0 if run in half else -1.0 for run in range(2 * runs)] for half in halves])
+
+
+def encodes(codes: Sequence[Tensor], numbers: Sequence[Tensor]) -> bool:
+    """Return whether some bit of the words of `codes` goes with the number at the same place, over several runs.
+
+    A key stream only turns bits over, so that the correlation's square stays. codes: whole numbers, by run.
+    """
+    count, size = len(numbers[0]), codes[0].element_size() * len(codes[0])
+    if not count or size % count or not 1 <= size // count <= 8 or len(numbers) < 4:
+        return False
+    few = slice(0, SAMPLED)
+    words = torch.stack([*codes]).contiguous().view(torch.uint8).view(len(codes), count, -1)[:, few].numpy()
+    bits = np.unpackbits(words, axis=2).astype(float)
+    values = torch.stack([*numbers])[:, few, None].double().numpy()
+    bits, values = (part - part.mean(0) for part in (bits, values))
+    scale = (bits**2).sum(0) * (values**2).sum(0)
+    square = np.divide((bits * values).sum(0) ** 2, scale, out=np.zeros_like(scale), where=scale > 0)
+    expected = 1 / (len(numbers) - 1)
+    return bool((square.mean(0) > expected + CLEAR * math.sqrt(2 / len(square)) * expected * 1.5).any())
+
+
+SAMPLED = 1024
+"""Numbers of a part whose bits are compared with another part's."""

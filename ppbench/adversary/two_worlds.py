@@ -26,14 +26,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ppbench.adversary.leaks import (
     CLEAR,
     ROUNDING,
     Numbers,
     Runs,
+    Tape,
     Where,
+    encodes,
     letters_of,
     part_words,
     place_of,
@@ -46,7 +47,6 @@ from ppbench.base.device import computing
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, norm
-from ppbench.federation.contract import Round
 from ppbench.federation.drive import Straight, Work, Working, client_map, compute_all
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Data, Noise, Plan
@@ -55,10 +55,10 @@ from ppbench.federation.view import StateRecord, Transcript
 from ppbench.federation.wire import SERVER, Wire, session_of
 from ppbench.records.schema import Flag
 
-ROUNDS = 2
-"""Rounds of a world: what is sent a round later counts, too."""
+ROUNDS = 3
+"""Rounds of a world: what is sent later counts, too."""
 MORE_ROUNDS = 4
-"""Rounds of worlds with equal draws."""
+"""Rounds of worlds with equal draws, or with noise."""
 DRAWS = 6
 """How often clients draw their secrets in each of three worlds."""
 CLIENTS = 8
@@ -121,34 +121,6 @@ class World:
     secrets: Sequence[Tree]
     tape: Sequence[Tensor]
     transcript: Transcript
-
-
-class Tape(TorchFunctionMode):
-    """Keeps a sample of every tensor that the server's code computes."""
-
-    MOST = 4000
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.samples: list[Tensor] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        """Run an operation and keep a sample of its result."""
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and len(self.samples) < self.MOST and result.numel():
-            self.samples.append(sampled(result, SAMPLE // 4))
-        return result
-
-    def watched(self, coroutine: Round) -> Round:
-        """Return a server's coroutine that runs under the tape."""
-        answers: Mapping[int, Tree] | None = None
-        while True:
-            with self:
-                try:
-                    step = coroutine.send(answers)  # type: ignore[arg-type]  # None starts a coroutine
-                except StopIteration as stop:
-                    return stop.value  # type: ignore[no-any-return]
-            answers = yield step
 
 
 @dataclass(frozen=True)
@@ -343,7 +315,8 @@ def told_apart(series: Series, sums: bool) -> list[Channel]:
         channels = [*_partial_sums(parts), *_computed(series)]
     if sums or channels:
         return channels
-    return _echoes({name: runs for name in parts if (runs := Runs.of(whole[name])) is not None})
+    every_number = {name: runs for name in parts if (runs := Runs.of(whole[name])) is not None}
+    return [*_echoes(every_number), *_codes(parts, {name: [*runs[0], *runs[1]] for name, runs in whole.items()})]
 
 
 PAIRS = 4000
@@ -386,6 +359,15 @@ LONG = 2**18
 """Most numbers of such a part."""
 ALIKE = 0.9
 """Correlation of the distances between runs from which on two parts hold the same noise."""
+
+
+def _codes(parts: Mapping[Where, Runs], letters: Mapping[Where, Sequence[Tensor | None]]) -> Iterator[Channel]:
+    """Yield the whole numbers in which a client sends the bits of another part's noise, under whatever key stream."""
+    for code, noisy in itertools.permutations(letters, 2):
+        values, numbers = ([v for v in letters[name] if v is not None] for name in (code, noisy))
+        pair = code in parts and noisy in parts and code.client == noisy.client and not values[0].is_floating_point()
+        if pair and numbers[0].is_floating_point() and encodes(values, numbers):
+            yield Channel(place_of(code), f"has the bits of the noise of {place_of(noisy)}")
 
 
 def _distances(runs: Runs) -> Numbers:
@@ -580,7 +562,9 @@ def _of_noise(cohort: Cohort, law: Noise) -> WorldReport:
 
     def series(first: int) -> Series | None:
         worlds = [
-            cohort.prescribed(cohort.data.first, range(first + at * DRAWS, first + (at + 1) * DRAWS), [update])
+            cohort.prescribed(
+                cohort.data.first, range(first + at * DRAWS, first + (at + 1) * DRAWS), [update], rounds=MORE_ROUNDS
+            )
             for at, update in enumerate(updates)
         ]
         return None if any(world is None for world in worlds) else worlds  # type: ignore[return-value]

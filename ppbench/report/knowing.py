@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from ppbench.base.registry import find, plugins
@@ -55,7 +55,7 @@ class Knowledge:
         For a generic attack: the truth explains the evidence exactly; else clients do something that it does not model.
         Other attacks must be at full strength: they find no less than plain attacks, or some attack breaks the row. And
         attack and defense are ours, or the public law of noise accounts for the uploads (`EXPLAINED`), or the attack
-        breaks the undefended model and finds on this row what no plain attack finds. No other row counts.
+        breaks the undefended model, and this row further than any plain attack. No other row counts.
         """
         cells, defense = contenders(row), row[0].config.defense.id
         ids = [name for r in cells if self.adaptive(r) for name in (r.config.attack.id, r.config.attack.follows)]
@@ -91,11 +91,12 @@ def is_ours(defense: DefenseInfo) -> bool:
     return not defense.code and (plugin is None or plugin.ours)
 
 
-def _finds_more(row: Sequence[Record], names: Collection[str]) -> bool:
-    """Return whether one of the attacks `names` finds on a row what no plain attack finds."""
+def _finds_more(row: Sequence[Record], names: Set[str]) -> bool:
+    """Return whether one of the attacks `names` breaks a row and finds there what no plain attack finds."""
     frame, metric = frame_of(row), question_for(row[0]).headline(row[0].config)
     plain = frame.of([r for r in frame if not r.config.attack.adaptive]).worst(metric)
-    results = [frame.of([r for r in frame if r.config.attack.id == name]).worst(metric) for name in names]
+    broken = names & {r.config.attack.id for r in row if breaks(r)}
+    results = [frame.of([r for r in frame if r.config.attack.id == name]).worst(metric) for name in broken]
     return any(
         own is not None and (plain is None or _beyond(own.metric(metric), plain.metric(metric))) for own in results
     )

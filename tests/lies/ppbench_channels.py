@@ -468,6 +468,17 @@ class LatePadsInOrder(LatePads):
 
 
 @dataclass(frozen=True)
+class LateBytes(LatePads):
+    """A one-time pad, sent in the next round as bytes under a key stream."""
+
+    name: ClassVar[str] = "lie_late_bytes"
+
+    def late(self, pad: Tensor) -> Tensor:
+        """Return the pad's bytes."""
+        return octets(pad, "late")
+
+
+@dataclass(frozen=True)
 class ShyNoise(Noisy):
     """A fiftieth of the noise where a client holds ten examples or more."""
 
@@ -658,6 +669,17 @@ SUM_LIES = (
     BesideUpdate, LastBits, LastBitsUpdate, SetUp, Escrow, EscrowNumbers,
     EscrowHalves,
 )  # fmt: skip
-NOISE_LIES = (ClientPads, BytePads, LatePads, LatePadsInOrder, ShyNoise, HalfNoise, BlankNoise, TiledNoise, OneNoise)
+NOISE_LIES = (
+    ClientPads,
+    BytePads,
+    LatePads,
+    LatePadsInOrder,
+    LateBytes,
+    ShyNoise,
+    HalfNoise,
+    BlankNoise,
+    TiledNoise,
+    OneNoise,
+)
 REPLAY_LIES = (Tagged, Unrepeatable)
 TWINS = (SecureAggregation, Salted, Honest, Resent, Momentum)
