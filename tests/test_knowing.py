@@ -3,10 +3,12 @@
 import pytest
 
 from ppbench.records.schema import Flag
+from ppbench.report.controls import UNREPLAYED
 from ppbench.report.entries import UNINFORMED
 from ppbench.report.page.boards import boards_of, no_claims
 from ppbench.report.verdict import sentences
 
+WORDS = {"not_replayable": UNREPLAYED}
 CLAUSE = "; no attack here is shown to know the defense; "
 
 
@@ -46,10 +48,10 @@ def test_a_rank_cannot_be_bought_by_an_attack_that_says_that_it_knows(scene):
 
 
 def test_knowledge_shows_where_it_finds_what_nobody_else_does(scene):
-    """At one setting: then what it finds little of, at another, counts."""
+    """At that setting alone: what breaks the easy one may be helpless at the hard one."""
     proven = scene("theirs", (35.0, 8.0))
-    assert ranked(proven) == {0.1: ("2", []), 1.0: ("1", [])}
-    assert qualified(proven) == [False]
+    assert ranked(proven) == {0.1: ("1", []), 1.0: ("", [UNINFORMED[1]])}
+    assert qualified(proven) == [True]
     lame = scene("theirs", (35.0, 8.0), none=9.0)
     assert all(badges == [UNINFORMED[1]] for _, badges in ranked(lame).values()), (
         "it does not break what nothing protects"
@@ -69,3 +71,37 @@ def test_ours_count_at_full_strength_and_the_generic_one_where_the_truth_explain
     some = scene("adaptive_server", (8.0, 6.0), (8.0, 9.0), knows_all=True)
     some = [r.model_copy(update={"flags": [inexact]}) if r.config.attack.id == "adaptive_server" else r for r in some]
     assert all(badges == [UNINFORMED[1]] for _, badges in ranked(some).values()), "clients do what it does not model"
+
+
+def foreign(records, *flags):
+    """Return records whose defense is another package's, with flags on its cells."""
+    said = [Flag(code=code, severity="warning", detail=f"{WORDS.get(code, code)}, it is said") for code in flags]
+
+    def changed(record):
+        defense = record.config.defense.model_copy(update={"code": "0123456789ab"})
+        config = record.config.model_copy(update={"defense": defense})
+        return record.model_copy(update={"config": config, "flags": said})
+
+    return [changed(r) if r.config.defense.id == "mine" else r for r in records]
+
+
+def test_of_anothers_defense_only_what_is_seen_counts(scene):
+    """Not the name of ours that it lends itself, but its law of noise, where that accounts for its uploads."""
+    lent = scene("adaptive_dp", (8.0, 7.5))
+    assert all(badges == [UNINFORMED[1]] for _, badges in ranked(foreign(lent)).values())
+    assert ranked(foreign(lent, "law_explains")) == ranked(lent)
+    weak = ranked(foreign(scene("adaptive_dp", (8.0, 6.0), (8.0, 9.0)), "law_explains"))
+    assert weak[1.0] == ("", [UNINFORMED[1]]), "of an attack that finds less than who knows nothing"
+
+
+@pytest.mark.parametrize(
+    ("code", "badge"), [("channel", "belied"), ("not_replayable", UNREPLAYED), ("law_explains", "")]
+)
+def test_who_says_more_than_it_says_or_cannot_be_run_again_has_no_rank(scene, code, badge):
+    records = foreign(scene("adaptive_dp", (8.0, 7.5)), "law_explains", code)
+    (board,) = boards_of(records, no_claims)
+    rows = [entry for entry in board.entries if entry.defense.id == "mine"]
+    assert [bool(row.rank) for row in rows] == [not badge] * 2
+    assert all((badge in [b.text for b in row.badges]) is bool(badge) for row in rows)
+    blind = [f"{WORDS.get(code, code)}, it is said" in s for s in sentences("mine", records) if "undecided" in s]
+    assert blind == ([True] * 2 if badge else [])

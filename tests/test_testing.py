@@ -176,6 +176,7 @@ FAULTS = [
     (TellsItsHead, "secrets_from_a_listener", "what a client keeps in its state is reached"),
     (TellsItsResidual, "secrets_after_training", "what a client keeps in its state is reached"),
     (TellsItsData, "secrets_from_the_server", "a victim's images are reached"),
+    (TellsItsData, "nothing_else_reaches_the_server", "With.beside of client 0 in round 1 differs with the examples"),
     (Unregistered, "a_view_survives_the_disk", "cannot be saved: make it a @node"),
     (
         spoilt("Rolled", decoded=rolled, aggregate=plainly),

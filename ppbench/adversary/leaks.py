@@ -1,19 +1,31 @@
-"""Find object paths from what an adversary holds to secrets. For tests, ours and a defense author's.
+"""Find secrets in what an adversary holds: object paths to them, for tests of ours and of a defense's author; clients'
+secrets in parts of their messages; and numbers that tell two worlds apart, for `two_worlds`.
 
-This guards against accident, not malice: it sees neither module globals nor values derived from a secret.
+Object paths guard against accident, not malice: they see neither module globals nor values derived from a secret.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import itertools
+import math
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ppbench.base.tree import Tree
+from ppbench.base.tree import leaves as tensors_of
+from ppbench.federation.contract import Round
+from ppbench.federation.wire import SERVER, Envelope
 
 _OPAQUE = (type, types.ModuleType, str, bytes, int, float, bool, torch.dtype, torch.device, torch.Size, type(None))
 
@@ -95,3 +107,297 @@ def _children(value: Any) -> Iterator[tuple[str, object]]:
         yield from ((f".{key}", item) for key, item in vars(value).items())
     else:
         yield from ((".<referent>", item) for item in gc.get_referents(value))
+
+
+# -- Parts of messages, and secrets of clients in them --
+
+
+class Where(NamedTuple):
+    """A part of a client's message: round, step, client, and the part's path in the message, as "Update.params"."""
+
+    round: int
+    step: int
+    client: int
+    part: str
+
+
+def parts_of(message: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor and plain value in a message with its path; entries of one dict share theirs."""
+    if isinstance(message, Tensor):
+        yield path, message.detach().cpu().reshape(-1)
+    elif isinstance(message, np.ndarray):
+        yield path, torch.from_numpy(np.ascontiguousarray(message)).reshape(-1)
+    elif isinstance(message, dict):
+        yield path, _text_bytes(repr([*message]))
+        for value in message.values():
+            yield from parts_of(value, path)
+    elif isinstance(message, tuple | list):
+        for place, value in enumerate(message):
+            yield from parts_of(value, f"{path}[{place}]")
+    elif is_dataclass(message) and not isinstance(message, type):
+        name = type(message).__name__
+        for one in fields(message):
+            yield from parts_of(getattr(message, one.name), f"{path or name}.{one.name}")
+    elif message is not None:
+        yield path, _text_bytes(repr(message))
+
+
+def _text_bytes(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def letters_of(mail: Sequence[Envelope]) -> dict[Where, Tensor]:
+    """Return the parts of all messages to the server, tensors of one path and dtype joined."""
+    joined: dict[Where, list[Tensor]] = {}
+    for letter in mail:
+        if letter.receiver == SERVER:
+            for path, value in parts_of(letter.message):
+                name = f"{path or type(letter.message).__name__}|{value.dtype}"
+                joined.setdefault(Where(letter.round, letter.step, letter.sender, name), []).append(value)
+    return {where: torch.cat(values) for where, values in joined.items()}
+
+
+def part_words(part: str) -> str:
+    """Return the path of a part without its dtype."""
+    return part.partition("|")[0]
+
+
+def place_of(name: Where) -> str:
+    """Return a part of a message in words."""
+    when = f"in round {name.round}" if name.round else "at set-up"
+    return f"{part_words(name.part)} of client {name.client} {when}"
+
+
+def secrets_in(letters: Sequence[Mapping[Where, Tensor]], states: Sequence[Sequence[Tree]]) -> list[Where]:
+    """Return the parts of messages that hold secrets of their sender, by several runs with other draws.
+
+    letters: by run, as `letters_of`; states: by run and client, after set-up. A secret number is taken for sent where a
+    number of a message moves with it over all draws: plus, times or xor a constant, whole or byte by byte.
+    """
+    clients = range(len(states[0]))
+    every = [zip(*(tensors_of(run[client]) for run in states), strict=True) for client in clients]
+    known = [{move for leaf in own for move in _moves(leaf).tolist()} for own in every]
+    names = []
+    for name in letters[0]:
+        values = [value for run in letters if (value := run.get(name)) is not None]
+        own = known[name.client]
+        if own and len(values) == len(letters):
+            secret = np.fromiter(sorted(own), np.int64, len(own))
+            if max(_shared(secret, some) for some in (values, *_halves(values))) >= min(ESCROWED, len(own)):
+                names.append(name)
+    return names
+
+
+def _shared(secret: NDArray[np.int64], values: Sequence[Tensor]) -> int:
+    """Return how many of sorted hashes are among those of `_moves` of values."""
+    sent = _moves(values)
+    near = secret[np.searchsorted(secret, sent).clip(max=len(secret) - 1)]
+    return len({*sent[near == sent].tolist()})
+
+
+def _halves(values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the first half of whole numbers xor, and plus, the second one: two shares of a secret."""
+    if not values[0].is_floating_point() and values[0].dtype != torch.bool and len(values[0]) <= LONGEST:
+        pairs = [value.chunk(2) for value in values if len(value) % 2 == 0]
+        if len(pairs) == len(values):
+            yield [one ^ two for one, two in pairs]
+            yield [one + two for one, two in pairs]
+
+
+ESCROWED = 8
+"""Fewest secret numbers of a client that must be found in one part of a message."""
+LONGEST = 2**16
+"""Most numbers of a part in which secrets are looked for."""
+
+
+def _moves(values: Sequence[Tensor]) -> NDArray[np.int64]:
+    """Return a hash of how each number and each byte moves over the draws: equal where they differ by a constant.
+
+    values: a tensor's value in each run. Numbers that take few values are left out.
+    """
+    if len({v.shape for v in values}) > 1 or not values[0].numel():
+        return np.empty(0, dtype=np.int64)
+    some = torch.stack([v.detach().cpu().reshape(-1)[:LONGEST] for v in values]).contiguous()
+    octets = some.view(torch.uint8).reshape(len(some), -1).numpy()
+    octets = octets[:, _varied(octets)]
+    numbers = np.nan_to_num(some.double().numpy())
+    numbers = numbers[:, _varied(numbers)]
+    steps = numbers - numbers[0]
+    steps = steps / np.abs(steps).max(0) * np.where(steps[-1] < 0, -1, 1)
+    factors = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(some))
+    kinds = octets ^ octets[0], octets - octets[0], np.round(1e4 * steps)
+    return np.concatenate([factors @ kind.astype(np.int64) for kind in kinds])
+
+
+def _varied(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which columns of [runs, n] have the values of the first three runs hardly ever again."""
+    again = [(values == values[run]).sum(0) for run in range(min(3, len(values)))]
+    return np.asarray(np.max(again, axis=0) <= 2)
+
+
+# -- Whether numbers tell two worlds apart, by several runs of each --
+
+Numbers = NDArray[np.float64]
+CLEAR = 6.0
+"""Standard deviations by which two worlds must differ, beside all other ways to divide their runs into two halves."""
+ROUNDING = 1e-3
+"""A difference below this share of that of another sum is rounding (of squared distances)."""
+FEW = 0.05
+"""Share of numbers that must differ by more than rounding: of a few, the other sum may differ as little by chance."""
+
+
+def sampled(values: Tensor, most: int) -> Tensor:
+    """Return at most `most` entries of a tensor at equal distances, flat, on the CPU, in storage of their own."""
+    flat = torch.view_as_real(values.detach()).reshape(-1) if values.is_complex() else values.detach().reshape(-1)
+    return flat[:: max(1, -(-len(flat) // most))].cpu().clone()
+
+
+class Tape(TorchFunctionMode):
+    """Keeps a sample of every tensor that the server's code computes."""
+
+    MOST, SIZE = 4000, 512
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        """Run an operation and keep a sample of its result."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and len(self.samples) < self.MOST and result.numel():
+            self.samples.append(sampled(result, self.SIZE))
+        return result
+
+    def watched(self, coroutine: Round) -> Round:
+        """Return a server's coroutine that runs under the tape."""
+        answers: Mapping[int, Tree] | None = None
+        while True:
+            with self:
+                try:
+                    step = coroutine.send(answers)  # type: ignore[arg-type]  # None starts a coroutine
+                except StopIteration as stop:
+                    return stop.value  # type: ignore[no-any-return]
+            answers = yield step
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Numbers of one kind in each run of three worlds. same, other: alike in what the server may learn; changed: not.
+
+    Each is [runs, n], float64, or int64, where sums wrap around.
+    """
+
+    same: NDArray[np.generic]
+    other: NDArray[np.generic]
+    changed: NDArray[np.generic]
+
+    @staticmethod
+    def of(worlds: Sequence[Sequence[Tensor | None]]) -> Runs | None:
+        """Return the runs of one part, by world; None where shapes differ or nothing is there."""
+        values = [value for world in worlds for value in world if value is not None]
+        if len(values) < sum(map(len, worlds)) or len({v.shape for v in values}) > 1 or not values[0].numel():
+            return None
+        arrays = [np.stack([_array(v) for v in world if v is not None]) for world in worlds]
+        if arrays[0].dtype == np.int64:  # numbers below 2^b may be sums modulo 2^b
+            least, most = min(int(a.min()) for a in arrays), max(int(a.max()) for a in arrays)
+            spare = 64 - most.bit_length() if least >= 0 else 63 - max(most.bit_length(), (-least - 1).bit_length())
+            arrays = [a << max(spare, 0) for a in arrays]
+        return Runs(*arrays)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the numbers are whole and sums wrap around."""
+        return self.same.dtype == np.int64
+
+    def plus(self, other: Runs, factor: float) -> Runs:
+        """Return these numbers plus `factor` times others."""
+        times: float = int(factor) if self.whole and other.whole else factor
+        pairs = ((self.same, other.same), (self.other, other.other), (self.changed, other.changed))
+        return Runs(*(one + times * two for one, two in pairs))  # type: ignore[operator]
+
+    @property
+    def centered(self) -> Numbers:
+        """The numbers of the first two worlds less their world's mean, flat."""
+        return np.concatenate([(w - w.mean(0)).ravel() for w in (self.same.astype(float), self.other.astype(float))])
+
+    def apart(self, rounding: float = 0.0) -> bool:
+        """Return whether the first two worlds can be told apart.
+
+        rounding: share of the distance (squared) of the third world up to which a number's distance is rounding.
+
+        The squared distance of their means must stand out among those of all other halves of all runs.
+        """
+        same, other, changed = (self._from_first(w) for w in (self.same, self.other, self.changed))
+        effect, scale = ((same.mean(0) - w.mean(0)) ** 2 for w in (other, changed))
+        both = np.concatenate([same, other])
+        both = both - both.mean(0)
+        spread = both.std(0)
+        clear = (spread > 0) & (effect > rounding * scale)
+        if not clear.any() or clear.sum() < FEW * (spread > 0).sum():
+            return False
+        both = both[:, clear] / spread[clear]
+        ways = _splits(len(same))
+        true, *rest = ((ways @ (both @ both.T)) * ways).sum(1)
+        return bool(true > max(rest) * (1 + 1e-9) and true > np.mean(rest) + CLEAR * np.std(rest))
+
+    def _from_first(self, world: NDArray[np.generic]) -> Numbers:
+        """Return whole numbers less those of the first run, which wrap around; others as they are."""
+        moved: Any = world
+        if self.whole:
+            moved = moved - self.same[0]
+        return np.asarray(moved, dtype=float)
+
+
+def _array(values: Tensor) -> NDArray[np.generic]:
+    """Return numbers as int64 if they are whole, else as float64, not finite ones as 0."""
+    if values.is_floating_point():
+        return np.asarray(np.nan_to_num(values.double().numpy(), posinf=0.0, neginf=0.0))
+    return np.asarray(values.to(torch.int64).numpy())
+
+
+def steady_bits(runs: Sequence[Sequence[Tensor | None]]) -> bool:
+    """Return whether more bits are fixed within two worlds' runs, and not the same in both, than by chance."""
+    if Runs.of(runs[:2] + runs[:1]) is None:  # type: ignore[operator]
+        return False
+    one, two = ([_words(value) for value in world if value is not None] for world in runs[:2])
+    fixed = ~np.bitwise_or.reduce([w ^ world[0] for world in (one, two) for w in world])
+    odd = np.unpackbits(((one[0] ^ two[0]) & fixed).view(np.uint8).reshape(len(fixed), -1), axis=1).sum(0)
+    chance = len(fixed) * 2.0 ** (1 - 2 * len(one))
+    return bool((odd > chance + CLEAR * math.sqrt(chance) + 4).any())
+
+
+def _words(values: Tensor) -> NDArray[np.uint64]:
+    """Return the words of a tensor's numbers, unsigned."""
+    numbers = values.numpy()
+    words: NDArray[np.uint64] = np.ascontiguousarray(numbers).view(f"u{numbers.dtype.itemsize}")
+    return words
+
+
+@functools.lru_cache
+def _splits(runs: int) -> Numbers:
+    """Return all ways to divide two worlds' runs into halves as signs [ways, 2 runs]; the true one is first."""
+    halves = [half for half in itertools.combinations(range(2 * runs), runs) if half[0] == 0]
+    return np.array([[1.0 if run in half else -1.0 for run in range(2 * runs)] for half in halves])
+
+
+def encodes(codes: Sequence[Tensor], numbers: Sequence[Tensor]) -> bool:
+    """Return whether some bit of the words of `codes` goes with the number at the same place, over several runs.
+
+    A key stream only turns bits over, so that the correlation's square stays. codes: whole numbers, by run.
+    """
+    count, size = len(numbers[0]), codes[0].element_size() * len(codes[0])
+    if not count or size % count or not 1 <= size // count <= 8 or len(numbers) < 4:
+        return False
+    few = slice(0, SAMPLED)
+    words = torch.stack([*codes]).contiguous().view(torch.uint8).view(len(codes), count, -1)[:, few].numpy()
+    bits = np.unpackbits(words, axis=2).astype(float)
+    values = torch.stack([*numbers])[:, few, None].double().numpy()
+    bits, values = (part - part.mean(0) for part in (bits, values))
+    scale = (bits**2).sum(0) * (values**2).sum(0)
+    square = np.divide((bits * values).sum(0) ** 2, scale, out=np.zeros_like(scale), where=scale > 0)
+    expected = 1 / (len(numbers) - 1)
+    return bool((square.mean(0) > expected + CLEAR * math.sqrt(2 / len(square)) * expected * 1.5).any())
+
+
+SAMPLED = 1024
+"""Numbers of a part whose bits are compared with another part's."""

@@ -8,29 +8,37 @@ code of its author, and needs neither the truth nor a client's secret.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy import stats
 
 from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.tree import Params, Tree, finite, leaves, norm, tree_map
 from ppbench.federation.contract import Defense, Server
 from ppbench.federation.evidence import Evidence, Measure, Shared, as_gradient
-from ppbench.federation.plan import Context, Layout, Opt
-from ppbench.federation.view import Begun, Exchange, View
+from ppbench.federation.plan import Context, Layout, Noise, Opt
+from ppbench.federation.threats import HONEST_SERVER
+from ppbench.federation.view import Begun, Exchange, Transcript, View
 from ppbench.federation.wire import SERVER, Slot
 
 SAME_UPDATE = 1e-4
 """Relative distance up to which two updates, or two messages, are the same: float32 sums in another order."""
 REPLAY_ROUNDING = 6e-8
 """Relative distance that float32 cannot tell apart: a replay in float64 is closer to the gradient that it replays."""
+WEIGHT_ROUNDING = 1e-6
+"""Relative distance of weights, of their own size, up to which a change is their rounding in float32."""
 OUTSIZED = 1e3
 """An update this many times larger than the cohort's is masked; only the sum removes the mask."""
 
 
 Reading = tuple[Params, Measure]
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -73,15 +81,34 @@ class ObservedRound:
     def tried(self, cohort: Sequence[int], kept: Sequence[int] | None = None) -> Params | None:
         """Return `stepped`; None also if the protocol refuses the cohort, or the change is not finite.
 
-        Weights are float64, so that small changes are not rounded away, or unchanged if the server cannot use that.
+        Weights are as in the run. Where that gives the same up to their rounding, they are float64, so that small
+        changes are not rounded away.
         """
-        for dtype in (torch.float64, None):
+        kept = cohort if kept is None else kept
+        try:
+            change = self.stepped(cohort, kept, None)
+        except RuntimeError:
+            return None
+        if change is None or not finite(change):
+            return None
+        try:
+            finer = self.stepped(cohort, kept, torch.float64)
+        except RuntimeError:
+            return change
+        if finer is None or not finite(finer):
+            return change
+        rounding = WEIGHT_ROUNDING * norm(self.begun.server.params) + SAME_UPDATE * norm(change)
+        return finer if norm(_minus(finer, change)) <= rounding else change
+
+    def refuses(self, client: int) -> bool:
+        """Return whether the protocol refuses a client's messages, alone and among others that send zeros."""
+        for cohort in ([client], self.cohort):
             try:
-                change = self.stepped(cohort, cohort if kept is None else kept, dtype)
+                self.stepped(cohort, [client], None)
             except RuntimeError:
                 continue
-            return change if change is not None and finite(change) else None
-        return None
+            return False
+        return True
 
     def stepped(self, cohort: Sequence[int], kept: Sequence[int], dtype: torch.dtype | None) -> Params | None:
         """Return the change of the weights, float64, if only `cohort` takes part and all but `kept` send zeros.
@@ -143,6 +170,22 @@ def replayed_evidence(view: View) -> list[Evidence]:
             simulate = shared.at(params, () if equal else tuple(shares))
             all_evidence.append(Evidence(slots, update, simulate, params if equal else None, channel="server"))
     return all_evidence
+
+
+def refusal(view: View) -> str:
+    """Return why the server's code cannot be run again on what it received, a clause; "" if it can.
+
+    It must repeat the first round and, unless it reads sums alone, take some client's messages without the others'.
+    """
+    for observed in _rounds(view):
+        total = observed.tried(observed.cohort)
+        if total is None:
+            return "the server's code does not repeat a round with the messages that it received"
+        single = len(observed.cohort) > 1 and not view.defense.sums
+        if single and all(observed.refuses(client) for client in observed.cohort):
+            return "the server's code refuses the messages of a single client"
+        return ""
+    return ""
 
 
 def without_rounding(replayed: Sequence[Evidence], view: View) -> list[Evidence]:
@@ -241,3 +284,74 @@ def _same(message: Tree, sent: Tree) -> bool:
     pairs = [(m.double(), t.double()) for m, t in zip(own_leaves, sent_leaves, strict=True)]
     apart = sum(float((m - t).square().sum()) for m, t in pairs) ** 0.5
     return bool(apart <= SAME_UPDATE * sum(float(t.square().sum()) for _, t in pairs) ** 0.5)
+
+
+# -- Whether a public law of noise accounts for what is seen --
+
+
+def explained_by(law: Noise, transcripts: Sequence[Transcript]) -> bool:
+    """Return whether the noise on what a defense's evidence shows is that of its law.
+
+    transcripts: of runs with equal updates and other draws. Uploads must differ as independent noise of the law does:
+    by its size in each tensor, by its shape, and without correlation over draws, clients and rounds.
+    """
+    readings = [_evidence_numbers(transcript) for transcript in transcripts]
+    if not readings[0] or len({tuple(one) for one in readings}) > 1:
+        return False
+    half, names = math.sqrt(0.5), [*next(iter(readings[0].values()))]
+    pairs = [*zip(readings[::2], readings[1::2], strict=True)]
+    rows = []  # of two draws each, [numbers] in units of the law
+    for one, two in pairs:
+        for unit in one:
+            rows.append(np.concatenate([half * (one[unit][n] - two[unit][n]) / law.of(n) for n in names]))
+    sizes = [len(next(iter(readings[0].values()))[n]) for n in names]
+    values = np.stack(rows)
+    tensors = np.split(values, np.cumsum(sizes)[:-1], axis=1)
+    right = all(
+        abs(math.log(max(part.std(), 1e-300))) < max(0.02, CHANCE / math.sqrt(2 * part.size)) for part in tensors
+    )
+    return right and _independent(values) and _shaped(law, values)
+
+
+def _evidence_numbers(transcript: Transcript) -> dict[tuple[int, int], dict[str, Numbers]]:
+    """Return the evidence about single clients, by round and client, and tensor."""
+    view = transcript.view(HONEST_SERVER)
+    readings = dict[tuple[int, int], dict[str, Numbers]]()
+    for number, part in enumerate(view.by_round()):
+        for one in part.defense.evidence(part):
+            if len(one.unit) == 1:
+                numbers = {name: value.detach().cpu().double().numpy().ravel() for name, value in one.observed.items()}
+                readings[number, one.unit[0].client] = numbers
+    return readings
+
+
+def _independent(values: Numbers) -> bool:
+    """Return whether numbers [rows, n] of size 1 are independent: rows of one another, and the numbers of each row.
+
+    If a row repeats itself, at a shift, or is spanned by few directions, its spectrum has peaks or its length varies.
+    """
+    count = values.shape[1]
+    across = np.corrcoef(values) if len(values) > 1 else np.eye(1)
+    apart = np.abs(across - np.diag(np.diag(across))).max() < CHANCE / math.sqrt(count)
+    spectrum = np.abs(np.fft.rfft(values, axis=1)[:, 1:]) ** 2 / count
+    lengths = np.abs((values**2).mean(1) - 1) / np.sqrt((values**4).mean(1) - 1).clip(min=1e-9) * math.sqrt(count)
+    return bool(apart and spectrum.max() < math.log(spectrum.size) + LOUD and lengths.max() < CHANCE)
+
+
+LOUD = 20.0
+"""What a spectrum of independent numbers, exponentially distributed, may exceed the log of its size by."""
+
+
+def _shaped(law: Noise, values: Numbers) -> bool:
+    """Return whether differences of two draws have the law's shape, by Kolmogorov's and Smirnov's test."""
+    draws = np.random.default_rng(0)
+    one, two = (draws.laplace(size=20_000) if law.law == "laplace" else draws.normal(size=20_000) for _ in range(2))
+    expected = (one - two) / math.sqrt(4 if law.law == "laplace" else 2)
+    some = values.ravel()[:: -(-values.size // 20_000)]
+    return bool(stats.ks_2samp(some, expected).pvalue > UNLIKELY)
+
+
+CHANCE = 6.0
+"""Standard deviations beyond which the size or a correlation of noise is not that of its law."""
+UNLIKELY = 1e-6
+"""Probability below which noise has not the shape of its law."""

@@ -21,7 +21,7 @@ from ppbench.federation.contract import Context, Defense, Server
 from ppbench.federation.drive import Backend, Drive, Parties, Working, party_context, run_together
 from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.view import StateRecord, Transcript
-from ppbench.federation.wire import SERVER, Slot, Wire, session_of
+from ppbench.federation.wire import SERVER, Envelope, Slot, Wire, session_of
 
 REAL = "real"
 ProbeKind = Literal["gradient", "local"]
@@ -53,8 +53,8 @@ class Federation:
     """A federation under one defense.
 
     device: of all tensors; draws are made on the CPU. round: the last finished one; 0 after set-up. wire: byte counts
-    of the real run (`setup_up`, `setup_down` of set-up alone); with `wire.keep` it also has the mail of rounds, and
-    `states` the parties' states of each step. seconds: in rounds, never part of a result. session: see `session_of`.
+    of the real run (`setup_up`, `setup_down` of set-up alone); with `wire.keep` it also has all mail, and `states` the
+    parties' states of each step. seconds: in rounds, never part of a result. session: see `session_of`.
     canaries: see `Drive`. tf32: see `base.device`; None: the caller's setting.
     """
 
@@ -74,6 +74,7 @@ class Federation:
     canaries: Mapping[int, Params] = field(default_factory=dict)
     tf32: bool | None = None
     _cached_outputs: tuple[Parties, Tensor, list[Tensor]] | None = field(default=None, repr=False, compare=False)
+    _set_up: tuple[Envelope, ...] | None = field(default=None, repr=False, compare=False)
 
     @_computing
     def start(self, params: Params) -> None:
@@ -88,9 +89,19 @@ class Federation:
         cohort = range(self.plan.clients)
         clients = [self.defense.init_client(self.context(self.session, 0, 0, c, "init"), params) for c in cohort]
         self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
-        drive = self.drive(self.plan, self.session, -1, 0, self.wire, self.parties, self.shards)
+        wire = Wire(keep=True)
+        drive = self.drive(self.plan, self.session, -1, 0, wire, self.parties, self.shards)
         drive.run(self.defense.setup(drive.context(SERVER, 0), self.parties.server, cohort))
-        self.setup_up, self.setup_down = self.wire.up, self.wire.down
+        self.wire.take(wire)
+        self._set_up, self.setup_up, self.setup_down = tuple(wire.mail), self.wire.up, self.wire.down
+
+    def set_up_mail(self) -> tuple[Envelope, ...]:
+        """Return the messages of set-up; after `restore` set-up is run again, from the same draws."""
+        if self._set_up is None:
+            again = replace(self, round=0, wire=Wire(), states=[])
+            again.start(self.parties.server.params)
+            self._set_up = again._set_up
+        return self._set_up or ()
 
     @_computing
     def run(self, last: int, after: Callable[[int], None] | None = None) -> bool:
@@ -204,7 +215,7 @@ class Federation:
                 states += drive.states
             _, message = self.defense.broadcast(drive.context(SERVER, drive.step), parties.server)
             wire.post(probe, self.round + rounds + 1, 0, SERVER, sorted(data), message)
-        return Transcript(plan, self.defense, tuple(wire.mail), tuple(states))
+        return Transcript(plan, self.defense, tuple(wire.mail), tuple(states), self.set_up_mail())
 
     @_computing
     def observe(self) -> Transcript:
@@ -212,7 +223,7 @@ class Federation:
         wire, parties = Wire(keep=True), Parties(self.parties.server, list(self.parties.clients))
         drive = self.drive(self.plan, session_of(-1), -1, self.round + 1, wire, parties, self.shards)
         drive.run(drive.begin(self.cohort(self.round + 1)))
-        return Transcript(self.plan, self.defense, tuple(wire.mail), tuple(drive.states))
+        return Transcript(self.plan, self.defense, tuple(wire.mail), tuple(drive.states), self.set_up_mail())
 
     def release(self) -> Transcript:
         """Return the transcript of delivering the current model to every client."""

@@ -111,6 +111,7 @@ class View:
         data: its own batches by probe (those of all clients in it, in their order), in the observed rounds.
         public: examples that no client holds, which every adversary may use; None where none were set apart.
         sessions: (probe, round, session) of a client's contexts, by which it derives its own masks again.
+        set_up: the messages of set-up that this party sent, received or overheard; `mail` holds those of rounds.
     """
 
     threat: ThreatModel
@@ -122,6 +123,7 @@ class View:
     data: tuple[tuple[int, Data], ...] = ()
     public: Data | None = None
     sessions: tuple[tuple[int, int, str], ...] = ()
+    set_up: tuple[Envelope, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "threat", threat_model(self.threat))
@@ -182,10 +184,16 @@ class View:
         return [m.message for m in self.mail if m.probe == probe and m.sender == SERVER and m.receiver == self.party]
 
     def parts(self) -> Tree:
-        """Return mail, states, own data and public examples as a tree that `tree.save_tree` can write."""
-        mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail]
+        """Return mail, states, own data, public examples and set-up as a tree that `tree.save_tree` can write.
+
+        Without messages of set-up their part is left out, as in older files.
+        """
+        mail, set_up = (
+            [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in letters]
+            for letters in (self.mail, self.set_up)
+        )
         states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
-        return [mail, states, [list(pair) for pair in self.data], self.public]
+        return [mail, states, [list(pair) for pair in self.data], self.public, *([set_up] if set_up else [])]
 
     def save(self, folder: Path) -> None:
         """Write the view to `folder` (created): tensors as safetensors, the rest as JSON.
@@ -214,7 +222,8 @@ class View:
         about: dict[str, Any] = json.loads((folder / "view.json").read_text())
         defense = load_plugin("defenses", about["defense"]["name"])(**about["defense"]["parameters"])
         plan = TypeAdapter(Plan).validate_python(about["plan"])
-        mail, states, data, public = tree.moved(tree.load_tree(folder / "view.safetensors"), torch.device(device))
+        parts = tree.moved(tree.load_tree(folder / "view.safetensors"), torch.device(device))
+        mail, states, data, public, *set_up = parts
         return View(
             threat_model(about["threat"]),
             about["party"],
@@ -225,17 +234,19 @@ class View:
             tuple((probe, own) for probe, own in data),
             public,
             tuple((int(probe), int(round_), str(name)) for probe, round_, name in about["sessions"]),
+            tuple(Envelope(*envelope) for letters in set_up for envelope in letters),
         )
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """All messages and states of the probed rounds. Attacks never get it, only views of it."""
+    """All messages and states of the probed rounds, and the messages of set-up. Attacks get only views of it."""
 
     plan: Plan
     defense: PublicDefense
     mail: tuple[Envelope, ...]
     states: tuple[StateRecord, ...]
+    set_up: tuple[Envelope, ...] = ()
 
     def roles(self) -> dict[Slot, str]:
         """Return each client's role, by slot."""
@@ -257,10 +268,13 @@ class Transcript:
         def inside(who: int) -> bool:
             return who == me or (threat.has(who) and not threat.lone_client)
 
-        mail = self.mail if threat.overhears else tuple(e for e in self.mail if inside(e.sender) or inside(e.receiver))
+        mail, set_up = (
+            tuple(e for e in letters if threat.overhears or inside(e.sender) or inside(e.receiver))
+            for letters in (self.mail, self.set_up)
+        )
         states = tuple(s for s in self.states if inside(s.party))
         named = tuple((s.probe, s.round, s.state.session) for s in self.states if s.step == BEGUN)
         if me is None or (threat.server and threat.colludes):  # a listener has no masks; these two have `Begun` for it
             named = ()
         mine = own if me not in (None, SERVER) else ()
-        return View(threat, me, self.plan, self.defense, mail, states, mine, sessions=named)
+        return View(threat, me, self.plan, self.defense, mail, states, mine, sessions=named, set_up=set_up)

@@ -104,3 +104,8 @@ class Wire:
             if self.keep:
                 self.mail.append(Envelope(probe, round_, step, sender, receiver, size, copy))
         return copy
+
+    def take(self, other: Wire) -> None:
+        """Add another wire's counts and, if this one keeps mail, its mail."""
+        self.up, self.down = self.up + other.up, self.down + other.down
+        self.mail += other.mail if self.keep else []

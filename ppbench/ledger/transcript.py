@@ -119,13 +119,14 @@ def network_faults(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
 def read_view(about: TranscriptInfo, plan: Plan, defense: PublicDefense, parts: Any) -> View:
     """Return the view made of a tree's `parts`; UsageError, a clause: they are no view."""
     try:
-        mail, states, data, public = parts
-        letters = tuple(Envelope(*letter) for letter in mail)
+        mail, states, data, public, *more = parts
+        letters, set_up = (tuple(Envelope(*letter) for letter in some) for some in (mail, *(more or [[]])))
         kept = tuple(StateRecord(*state) for state in states)
         own = tuple((probe, one) for probe, one in data)
     except VIEW_ERRORS as cause:
         raise UsageError("it is not made of mail, states and examples") from cause
-    view = View(threat_model(about.threat), about.party, plan, defense, letters, kept, own, public, about.sessions)
+    threat = threat_model(about.threat)
+    view = View(threat, about.party, plan, defense, letters, kept, own, public, about.sessions, set_up)
     for fault in (*_of_mail(view, about), *_of_examples(view)):
         raise UsageError(fault)
     _check_evidence(view)
@@ -134,7 +135,7 @@ def read_view(about: TranscriptInfo, plan: Plan, defense: PublicDefense, parts: 
 
 def _of_mail(view: View, about: TranscriptInfo) -> Iterator[str]:
     parties = range(SERVER, view.plan.clients)
-    for one in view.mail:
+    for one in (*view.mail, *view.set_up):
         numbers = (one.probe, one.round, one.step, one.sender, one.receiver, one.nbytes)
         if any(type(part) is not int for part in numbers) or one.nbytes < 0:
             yield "a message has no place or size"

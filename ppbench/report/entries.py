@@ -8,7 +8,7 @@ from typing import Literal
 
 from ppbench.metrics.modality import modality_of
 from ppbench.records.schema import DefenseInfo, Flag, Record, Utility
-from ppbench.report.controls import BELIED, CONTROLS, Check, nothing_to_read
+from ppbench.report.controls import BELIED, CONTROLS, UNREPEATED, UNREPLAYED, Check, nothing_to_read
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak
@@ -119,8 +119,11 @@ def badges_of(members: Sequence[Record], known: Knowledge, leak: Leak | None = N
     elif not known.vouches(members):
         title = "Attacks here declare that they know this defense, but nothing else shows it: not ranked."
         yield Badge(UNINFORMED[1], "warning", title)
-    if (leak is not None and leak.belied) or any(f.code in BELIED for record in members for f in record.flags):
+    codes = {f.code for record in members for f in record.flags} & {*BELIED}
+    if codes - {UNREPEATED} or (leak is not None and leak.belied and not codes):
         yield Badge("belied", "error", "Its server, or its training, contradicts what attacks are given: not ranked.")
+    if UNREPEATED in codes:
+        yield Badge(UNREPLAYED, "error", "Its server's code cannot be run again on what it received: not ranked.")
     if known.weaker(members):
         yield Badge(
             "knows more, finds less",

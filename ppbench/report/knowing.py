@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
-from ppbench.base.registry import plugins
+from ppbench.base.registry import find, plugins
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
-from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BROKEN_SHARE, CONTROLS, taken_share, value
-from ppbench.report.frame import ROW, Frame, frame_of
+from ppbench.records.schema import DefenseInfo, Metric, Record
+from ppbench.report.controls import BROKEN_SHARE, CONTROLS, EXPLAINED, taken_share, value
+from ppbench.report.frame import frame_of
 from ppbench.report.worst import Measured, contenders, knows
 
 CLOSE_OUTPUTS = 0.1
@@ -24,14 +24,14 @@ BESIDE = 1.0
 class Knowledge:
     """The attacks that know a defense, by all records of a folder.
 
-    declared: those that declare it; generic: ours that read any defense by its server's own code; shown: (defense,
-    attack) pairs with more evidence: the attack is ours, so tests check it, or it breaks the undefended model and finds
-    at some setting of the defense what no plain attack finds.
+    declared: those that declare it; generic: ours that read any defense by its server's own code; tested: (defense,
+    attack) pairs of ours, which tests check; strong: attacks of other packages that break the undefended model.
     """
 
     declared: frozenset[str] = frozenset()
     generic: frozenset[str] = frozenset()
-    shown: frozenset[tuple[str, str]] = frozenset()
+    tested: frozenset[tuple[str, str]] = frozenset()
+    strong: frozenset[str] = frozenset()
 
     @staticmethod
     def of(records: Iterable[Record]) -> Knowledge:
@@ -39,28 +39,35 @@ class Knowledge:
         frame, ours = frame_of(records), {n for n, p in plugins("attacks").items() if p.ours}
         pairs = {(r.config.defense.id, r.config.attack.id) for r in frame if r.config.attack.adaptive}
         generic = {attack for defense, attack in pairs if defense in CONTROLS} & ours
-        others = {attack for _, attack in pairs} - ours
-        proven = _proven(frame, others) if others else set()
         names = frozenset(attack for _, attack in pairs)
-        return Knowledge(names, frozenset(generic), frozenset(p for p in pairs if p[1] in ours or p in proven))
+        strong = {r.config.attack.id for r in frame if r.config.defense.id == "none" and breaks(r)}
+        foreign = {r.config.defense.id for r in frame if not is_ours(r.config.defense)}
+        tested = frozenset(pair for pair in pairs if pair[1] in ours and pair[0] not in foreign)
+        return Knowledge(names, frozenset(generic), tested, frozenset(strong & (names - ours)))
 
     def adaptive(self, measured: Measured) -> bool:
         """Return whether an attack, or the one that it follows, declares to know the defense."""
         return knows(measured) or measured.config.attack.follows in self.declared
 
     def vouches(self, row: Sequence[Record]) -> bool:
-        """Return whether an attack on a row is shown to know the defense and is at full strength there.
+        """Return whether an attack on a row, the records of one setting, is shown to know the defense there.
 
-        At full strength: it finds no less than plain attacks, or some attack breaks the row. For a generic attack: the
-        truth explains the evidence exactly; else clients do something that it does not model.
+        For a generic attack: the truth explains the evidence exactly; else clients do something that it does not model.
+        Other attacks must be at full strength: they find no less than plain attacks, or some attack breaks the row. And
+        attack and defense are ours, or the public law of noise accounts for the uploads (`EXPLAINED`), or the attack
+        breaks the undefended model, and this row further than any plain attack. No other row counts.
         """
         cells, defense = contenders(row), row[0].config.defense.id
-        names = {name for r in cells if self.adaptive(r) for name in (r.config.attack.id, r.config.attack.follows)}
+        ids = [name for r in cells if self.adaptive(r) for name in (r.config.attack.id, r.config.attack.follows)]
+        names = {name for name in ids if name}
         if any({r.config.attack.id, r.config.attack.follows} & self.generic and _exact(r) for r in row):
             return True
-        return any((defense, name) in self.shown for name in names - self.generic) and (
-            not self.weaker(row) or any(map(breaks, cells))
-        )
+        names -= self.generic
+        if not any(map(breaks, cells)) and (not names or self.weaker(row)):
+            return False
+        explained = any(flag.code == EXPLAINED for record in row for flag in record.flags)
+        known = {name for name in names if explained or (defense, name) in self.tested}
+        return bool(known) or _finds_more(row, names & self.strong)
 
     def weaker(self, row: Sequence[Record]) -> bool:
         """Return whether all attacks that know the defense are `BESIDE` worse than a plain one (AutoAttack's flag)."""
@@ -78,18 +85,21 @@ def _exact(record: Record) -> bool:
     return record.status == "complete" and all(flag.code != "evidence_inexact" for flag in record.flags)
 
 
-def _proven(frame: Frame, others: set[str]) -> set[tuple[str, str]]:
-    """Return (defense, attack) of `others` that break `none` and find on the defense what plain attacks do not."""
-    strong = {r.config.attack.id for r in frame if r.config.defense.id == "none" and breaks(r)}
-    proven = set()
-    for key, row in frame.by(ROW).items():
-        metric = question_for(row[0]).headline(row[0].config)
-        plain = row.of([r for r in row if not r.config.attack.adaptive]).worst(metric)
-        for name in others & strong & {r.config.attack.id for r in row if r.config.attack.adaptive}:
-            own = row.of([r for r in row if r.config.attack.id == name]).worst(metric)
-            if own is not None and (plain is None or _beyond(own.metric(metric), plain.metric(metric))):
-                proven.add((key.defense, name))
-    return proven
+def is_ours(defense: DefenseInfo) -> bool:
+    """Return whether a recorded defense is part of ppbench: records of others hold their code's digest."""
+    plugin = find("defenses", defense.id)
+    return not defense.code and (plugin is None or plugin.ours)
+
+
+def _finds_more(row: Sequence[Record], names: Set[str]) -> bool:
+    """Return whether one of the attacks `names` breaks a row and finds there what no plain attack finds."""
+    frame, metric = frame_of(row), question_for(row[0]).headline(row[0].config)
+    plain = frame.of([r for r in frame if not r.config.attack.adaptive]).worst(metric)
+    broken = names & {r.config.attack.id for r in row if breaks(r)}
+    results = [frame.of([r for r in frame if r.config.attack.id == name]).worst(metric) for name in broken]
+    return any(
+        own is not None and (plain is None or _beyond(own.metric(metric), plain.metric(metric))) for own in results
+    )
 
 
 def _beyond(one: Metric | None, other: Metric | None) -> bool:

@@ -23,6 +23,7 @@ from ppbench.report.controls import (
     BELIED,
     BROKEN_SHARE,
     CLEAR_MARGIN,
+    UNREPLAYED,
     nothing_to_read,
     rebuilding,
     rebuilt_share,
@@ -36,7 +37,15 @@ from ppbench.report.worst import Measured, WorstCase, contenders, knows
 
 Level = Literal["rebuilt", "recognizable", "blind", "undecided"]
 QualifierCode = Literal[
-    "some_rebuilt", "untested", "undefended_stands", "undefended_missing", "unlearned", "belied", "unmeasured", "failed"
+    "some_rebuilt",
+    "untested",
+    "undefended_stands",
+    "undefended_missing",
+    "unlearned",
+    "belied",
+    "unreplayed",
+    "unmeasured",
+    "failed",
 ]
 UNSEEN_MARGIN = 0.30
 """A share is unseen where its interval ends less than this above chance (seen: begins `CLEAR_MARGIN` above it)."""
@@ -267,7 +276,7 @@ class Leak:
         if self.untested:
             yield Qualifier("untested", "no attack here is shown to know the defense")
         if self.belied:
-            yield Qualifier("belied", self.belied)
+            yield Qualifier("unreplayed" if self.belied.startswith(UNREPLAYED) else "belied", self.belied)
 
     @property
     def noun(self) -> str:

@@ -372,6 +372,7 @@ UNDECIDED_REASONS = {
     "undefended_missing": "undecided, undefended not attacked",
     "unlearned": "undecided, undefended model learned too little",
     "belied": "undecided, belied",
+    "unreplayed": "undecided, cannot be replayed",
     "unmeasured": "undecided, recognition not measured",
 }
 """Words on why a level is undecided, by the code of its qualifier."""

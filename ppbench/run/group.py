@@ -16,12 +16,14 @@ import torch
 
 from ppbench.adversary.attack import Attack, Guess, is_silent, reads_anything
 from ppbench.adversary.isolation import IsolatedAttack, NothingRead
+from ppbench.adversary.two_worlds import world_flags
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims, own_batches
 from ppbench.base.confine import confinement
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow, PluginError, UsageError
 from ppbench.base.fence import guard
 from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Recent
 from ppbench.base.version import __version__
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
@@ -34,13 +36,14 @@ from ppbench.records.figure import aggregate
 from ppbench.records.schema import Environment, FederationInfo, Flag, Privacy, Record, Tuned
 from ppbench.records.store import Store
 from ppbench.report.controls import UNREAD
+from ppbench.report.knowing import is_ours
 from ppbench.run.audit.runs import PointAudit, Questions, Refused
 from ppbench.run.cells import Cell, CellGroup, cells, finished
 from ppbench.run.detection import detection_scores, probe_flags
 from ppbench.run.experiment import Experiment
 from ppbench.run.scene import draws_of, prepare_federation, probe_group, probe_victims, yardstick_of
 from ppbench.run.task import Task
-from ppbench.run.train import TrainingResult, federation, untrained, with_probe_guarantee
+from ppbench.run.train import TrainingResult, federation, home_of, untrained, with_probe_guarantee
 
 # -- Tuning of an attack's settings on examples whose truth the adversary knows, never on the reported victims --
 
@@ -111,6 +114,7 @@ def _run_variant(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str 
 
 
 CellStatus = Literal["complete", "diverged", "failed"]
+_KNOWN_FLAGS = Recent[tuple[Flag, ...]](64)
 
 
 class AttackAnswer(NamedTuple):
@@ -218,12 +222,25 @@ class Bench:
             ruler = partial(yardstick_of, self.experiment)
             probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier.guesses, noticed_by)
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
-            checked = cell.attack.replays and question_of(cell.attack.kind).inputs and group.threat.lone_server
-            flags = remarks() if checked else ()
+            inputs = question_of(cell.attack.kind).inputs
+            flags = remarks() if cell.attack.replays and inputs and group.threat.lone_server else ()
+            flags += self._world_flags() if cell.attack.adaptive and inputs and group.threat.sees_uploads else ()
             spent, keep = time.perf_counter() - began, cell.id in missing_ids
             answers[cell.attack.name] = self._run_cell(
                 cell, view, ask, choice=choice, flags=flags, spent=spent, keep=keep
             )
+
+    def _world_flags(self) -> tuple[Flag, ...]:
+        """Return the flags of the two-world test of the group's defense, on the untrained federation.
+
+        Ours pass it in our tests. The flags are kept in this process, as they are those of all groups of a setting.
+        """
+        experiment, point = self.experiment, self.experiment.points[self.group.point]
+        if is_ours(point.info):
+            return ()
+        task, size = experiment.task, min(experiment.config.attack_batch)
+        ask = partial(world_flags, federation(experiment, point), task.params, size)
+        return _KNOWN_FLAGS.of((str(home_of(experiment, point, Path())), size), ask)
 
     def _run_cell(
         self,

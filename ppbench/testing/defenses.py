@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.replay import replayed_evidence
+from ppbench.adversary.two_worlds import world_report
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
@@ -214,7 +215,8 @@ def telling(secret: Tensor) -> bool:
 
 def client_secrets(run: Federation, transcript: Transcript, curious: int | None) -> list[Tensor]:
     """Return the secrets in clients' current states that the server never sent in the recorded mail."""
-    sent = [letter.message for letter in (*run.wire.mail, *transcript.mail) if letter.sender == SERVER]
+    every = (*run.wire.mail, *transcript.mail, *transcript.set_up)
+    sent = [letter.message for letter in every if letter.sender == SERVER]
     secrets = []
     for client, state in enumerate(run.parties.clients):
         if client == curious:
@@ -339,6 +341,16 @@ def evidence_is_what_the_server_steps_on(trial: DefenseTrial) -> Iterator[str]:
         )
 
 
+def nothing_else_reaches_the_server(trial: DefenseTrial) -> Iterator[str]:
+    """Check by the two-world test that the server receives no more than sums, or what noise hides, where it says so."""
+    run = trial.federate()
+    report = world_report(run, run.parties.server.params, 2)
+    if report.refusal:
+        yield f"{report.refusal}; the server's code must do the same with the same messages and draws"
+    for channel in report.channels:
+        yield f"{channel.sentence}; send what the protocol declares, and mask by secrets that no message holds"
+
+
 DEFENSE_PROPERTIES: Mapping[str, Property[DefenseTrial]] = {
     "declares_itself": mechanics.declares_itself,
     "one_seed_one_result": mechanics.one_seed_one_result,
@@ -357,6 +369,7 @@ DEFENSE_PROPERTIES: Mapping[str, Property[DefenseTrial]] = {
     "torch_draws_no_secret": torch_draws_no_secret,
     "a_view_survives_the_disk": a_view_survives_the_disk,
     "evidence_is_what_the_server_steps_on": evidence_is_what_the_server_steps_on,
+    "nothing_else_reaches_the_server": nothing_else_reaches_the_server,
     "off_level_equals_none": off_level_equals_none,
     "control_moves_accuracy_one_way": control_moves_accuracy_one_way,
 }

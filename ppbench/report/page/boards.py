@@ -29,7 +29,7 @@ from ppbench.report.columns import (
     ColumnValue,
     Row,
 )
-from ppbench.report.controls import CONTROLS, Check, check_controls, value
+from ppbench.report.controls import CONTROLS, UNREPLAYED, Check, check_controls, value
 from ppbench.report.costs import relative_costs
 from ppbench.report.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, SETTING, TRAINED, Frame, Key, frame_of
@@ -172,7 +172,7 @@ COSTLY = "costs accuracy"
 """Badge of rows whose model is not usable beside the undefended one."""
 UNLEARNED = "undefended model learned too little"
 """Badge of rows whose undefended model learned too little for losses to mean anything."""
-UNRANKED = {*UNINFORMED, COSTLY, "belied", COLLAPSED, AT_CHANCE, UNLEARNED, "diverged", "failed", "control"}
+UNRANKED = {*UNINFORMED, COSTLY, "belied", UNREPLAYED, COLLAPSED, AT_CHANCE, UNLEARNED, "diverged", "failed", "control"}
 """Badges of rows that have no rank."""
 
 

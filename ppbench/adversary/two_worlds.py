@@ -1,0 +1,582 @@
+"""The two-world test: whether a server receives more than a defense says.
+
+The defense's own server and clients run from the beginning in several worlds, set-up included. Worlds agree in what the
+server may learn and differ in something else:
+
+- Equal draws and equal updates, other examples: no message may differ.
+- Where the server reads sums, two clients exchange their examples, so that every sum over all is the same. Clients draw
+  their secrets anew several times; the server draws what it drew. Nothing that the server receives, adds up or computes
+  may tell one world from the other.
+- Where a law of noise is public, all updates together differ by half of one standard deviation: so much noise hides it
+  from every test, whatever the server receives.
+
+Whatever differs is a channel. The test knows nothing of the defense. It sees neither a key behind a one-way function
+nor what a client does in later rounds, in larger cohorts or with other weights alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppbench.adversary.leaks import (
+    CLEAR,
+    ROUNDING,
+    Numbers,
+    Runs,
+    Tape,
+    Where,
+    encodes,
+    letters_of,
+    part_words,
+    place_of,
+    sampled,
+    secrets_in,
+    steady_bits,
+)
+from ppbench.adversary.replay import explained_by, refusal
+from ppbench.base.device import computing
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, Tree, leaves, norm
+from ppbench.federation.drive import Straight, Work, Working, client_map, compute_all
+from ppbench.federation.engine import Federation, ProbeKind, probe_plan
+from ppbench.federation.plan import Data, Noise, Plan
+from ppbench.federation.threats import HONEST_SERVER
+from ppbench.federation.view import StateRecord, Transcript
+from ppbench.federation.wire import SERVER, Wire, session_of
+from ppbench.records.schema import Flag
+
+ROUNDS = 3
+"""Rounds of a world: what is sent later counts, too."""
+MORE_ROUNDS = 4
+"""Rounds of worlds with equal draws, or with noise."""
+DRAWS = 6
+"""How often clients draw their secrets in each of three worlds."""
+CLIENTS = 8
+"""Most clients of a world; of networks of `SMALL` parameters or more, half as many."""
+SMALL = 50_000
+LARGE = 256
+"""Most examples of a client in the larger of two cohorts."""
+SAMPLE = 2048
+"""Most numbers of a message part, or of an intermediate result of the server, that are compared."""
+HIDDEN = 0.5
+"""Distance of two updates under noise, in standard deviations of the noise."""
+
+Compute = Callable[[Work], Mapping[int, Tree]]
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What tells a server more than the defense says. part: of a message, or of the server's work; how: a clause."""
+
+    part: str
+    how: str
+
+    @property
+    def sentence(self) -> str:
+        """The channel as a clause."""
+        return f"{self.part} {self.how}"
+
+
+@dataclass(frozen=True)
+class WorldReport:
+    """The outcome of the test, with its channels.
+
+    refusal: why rounds cannot be run again, a clause; "" if they can. explained: whether the public law of noise
+    accounts for what was seen; None without a law.
+    """
+
+    channels: tuple[Channel, ...] = ()
+    refusal: str = ""
+    explained: bool | None = None
+
+
+@dataclass(frozen=True)
+class Redrawn(Seeds):
+    """Seeds with which clients draw other secrets for each `number`, and the server what it always draws."""
+
+    number: int = 0
+
+    def _text(self, role: str, *index: int | str) -> bytes:
+        text = super()._text(role, *index)
+        client = "party" in (role, *index[:1]) and index[-1] != SERVER
+        return text + f"/{self.number}".encode() if self.number and client else text
+
+
+@dataclass(frozen=True)
+class World:
+    """One run. letters: message parts to the server; secrets: by client, its state after set-up; tape: numbers that the
+    server computed, a sample of each; transcript: of the rounds."""
+
+    letters: Mapping[Where, Tensor]
+    secrets: Sequence[Tree]
+    tape: Sequence[Tensor]
+    transcript: Transcript
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples by client. others: some of them blank; exchanged: each has those of the next; changed: others."""
+
+    first: Mapping[int, Data]
+    others: Mapping[int, Data]
+    exchanged: Mapping[int, Data]
+    changed: Mapping[int, Data]
+
+    @staticmethod
+    def of(fed: Federation, clients: int, size: int) -> Examples:
+        """Return examples of a federation's clients, dealt anew; they repeat where there are too few."""
+        x, y = (torch.cat([getattr(shard, name).cpu() for shard in fed.shards.values()]) for name in ("x", "y"))
+        places = torch.arange(2 * clients * size).view(2, clients, size) % len(x)
+        own, more = ([Data(x[some], y[some]) for some in half] for half in places)
+        low = fed.plan.data_range[0]
+        unlike = [Data(one.x if c % 2 else torch.full_like(one.x, low), one.y) for c, one in enumerate(more)]
+        worlds = own, unlike, [*own[1:], own[0]], more
+        return Examples(*(dict(enumerate(world)) for world in worlds))
+
+
+@dataclass
+class Cohort:
+    """The federation of the worlds: that under test with fewer clients, and equally many examples for each.
+
+    size: examples of a client; kind: of a probe. work: the results of `recorded`, by number of call.
+    """
+
+    fed: Federation
+    params: Params
+    size: int
+    kind: ProbeKind
+    work: list[Mapping[int, Tree]] = field(default_factory=list)
+
+    @cached_property
+    def clients(self) -> int:
+        """The number of clients: fewer than in the federation, unless the defense refuses that."""
+        most = self.fed.plan.clients
+        fewer = min(most, CLIENTS if sum(value.numel() for value in self.params.values()) < SMALL else CLIENTS // 2)
+        try:
+            self.fed.defense.check(replace(self.fed.plan, clients=fewer, sample=0, schedule="parallel"))
+        except UsageError:
+            return most
+        return fewer
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of set-up."""
+        return replace(self.fed.plan, clients=self.clients, sample=0, schedule="parallel")
+
+    @property
+    def probe(self) -> Plan:
+        """The plan of the rounds."""
+        return probe_plan(self.plan, self.fed.defense, self.size, self.kind, ROUNDS, whole=True)
+
+    @property
+    def law(self) -> Noise | None:
+        """The public law of noise on an upload."""
+        return self.fed.defense.noise(self.probe)
+
+    @cached_property
+    def data(self) -> Examples:
+        """The examples of all worlds."""
+        return Examples.of(self.fed, self.clients, self.size)
+
+    def world(
+        self, data: Mapping[int, Data], number: int, compute: Compute, *, rounds: int = ROUNDS, tape: bool = False
+    ) -> World:
+        """Run set-up and rounds on `data`; number: of the clients' draws; compute: runs their computations.
+
+        tape: whether the server's numbers are kept.
+        """
+        fed, recorder, states = self.fed, Tape(), list[StateRecord]()
+        seeds, wire = Redrawn(fed.seeds.master, fed.seeds.salt, number), Wire(keep=True)
+        run = Federation(fed.defense, self.plan, data, seeds, fed.device, "loop", wire=wire, tf32=fed.tf32)
+        run.start(self.params)
+        secrets, set_up = list(run.parties.clients), len(wire.mail)
+        with computing(fed.tf32):
+            for round_ in range(fed.round + 1, fed.round + rounds + 1):
+                drive = run.drive(self.probe, session_of(0), 0, round_, wire, run.parties, run.shards)
+                coroutine = drive.begin(range(self.clients))
+                _finish(drive.working(recorder.watched(coroutine) if tape else coroutine), compute)
+                states += drive.states
+        transcript = Transcript(self.probe, fed.defense, tuple(wire.mail[set_up:]), tuple(states))
+        return World(letters_of(wire.mail), secrets, recorder.samples, transcript)
+
+    def recorded(self, work: Work) -> Mapping[int, Tree]:
+        """Compute, and keep the results for `Repeated`."""
+        self.work.append(plain(work))
+        return self.work[-1]
+
+    def prescribed(
+        self, data: Mapping[int, Data], numbers: Iterable[int], updates: Sequence[Params], **options: Any
+    ) -> list[World] | None:
+        """Return worlds in which clients' gradients are `updates`, in turn; None if the defense needs its own network.
+
+        options: of `world`.
+        """
+        try:
+            return [self.world(data, number, Prescribed(updates), **options) for number in numbers]
+        except Exception:  # noqa: BLE001 - any code may fail on a loss that it does not expect
+            return None
+
+
+def _finish(working: Working[None], compute: Compute) -> None:
+    """Run a round to its end."""
+    results: Mapping[int, Tree] | None = None
+    while True:
+        try:
+            results = compute(working.send(results))  # type: ignore[arg-type]  # None starts a generator
+        except StopIteration:
+            return
+
+
+def plain(work: Work) -> Mapping[int, Tree]:
+    """Return what the clients compute."""
+    return compute_all({0: work})[0]
+
+
+@dataclass
+class Repeated:
+    """Gives the results of earlier computations: updates are equal, whatever the examples."""
+
+    results: Sequence[Mapping[int, Tree]]
+    call: int = 0
+
+    def __call__(self, work: Work) -> Mapping[int, Tree]:
+        """Return the results of the next call."""
+        self.call += 1
+        return self.results[self.call - 1]
+
+
+@dataclass(frozen=True)
+class Prescribed:
+    """Runs clients' own code on a loss whose gradient is a given one of `updates`, by client, for every example."""
+
+    updates: Sequence[Params]
+
+    def __call__(self, work: Work) -> Mapping[int, Tree]:
+        """Return the results of the clients' computations."""
+        results: dict[int, Tree] = {}
+        for client, job in work.jobs.items():
+            plan = Straight.of(work.plan, self.updates[client % len(self.updates)])
+            results.update(client_map("loop", work.defense, plan, {client: job}))
+        return results
+
+
+# -- How worlds are compared --
+
+
+def differing(first: World, second: World) -> list[Where]:
+    """Return the parts that two worlds do not have bit for bit, in the order of the first."""
+    names = dict.fromkeys([*first.letters, *second.letters])
+    return [name for name in names if not _identical(first.letters.get(name), second.letters.get(name))]
+
+
+def _identical(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    return bool(torch.equal(one.view(torch.uint8), other.view(torch.uint8)))
+
+
+Series = Sequence[Sequence[World]]
+"""The runs of three worlds: two that are alike in what the server may learn, and one that is not."""
+
+
+def told_apart(series: Series, sums: bool) -> list[Channel]:
+    """Return the channels by which the first two worlds of `series` can be told apart.
+
+    sums: whether no single message may say anything; what messages add up to, and what the server computes, then
+    counts, too.
+    """
+    whole = {n: [[run.letters.get(n) for run in world] for world in series] for n in series[0][0].letters}
+    every = {
+        n: Runs.of([[None if v is None else sampled(v, SAMPLE) for v in w] for w in runs]) for n, runs in whole.items()
+    }
+    parts = {name: runs for name, runs in every.items() if runs is not None}
+    rounding = ROUNDING if sums else 0.0
+    channels = [
+        Channel(place_of(name), "says more than it may" if sums else "has less noise than the law")
+        for name, runs in parts.items()
+        if runs.apart(rounding) or steady_bits(whole[name])
+    ]
+    if channels:
+        return channels
+    for one, two in itertools.islice(itertools.combinations(parts, 2), PAIRS):
+        if any(parts[one].plus(parts[two], factor).apart(rounding) for factor in _factors(parts[one], parts[two])):
+            channels.append(Channel(f"{place_of(one)} with {place_of(two)}", "removes noise or masks"))
+    if sums and not channels:
+        channels = [*_partial_sums(parts), *_computed(series)]
+    if sums or channels:
+        return channels
+    every_number = {name: runs for name in parts if (runs := Runs.of(whole[name])) is not None}
+    return [*_echoes(every_number), *_codes(parts, {name: [*runs[0], *runs[1]] for name, runs in whole.items()})]
+
+
+PAIRS = 4000
+"""Most pairs of parts that are compared."""
+
+
+def _factors(one: Runs, two: Runs) -> Sequence[float]:
+    """Return the factors with which `two` may remove from `one` what both share; () if they share nothing."""
+    if one.same.shape != two.same.shape:
+        return ()
+    if one.whole and two.whole:
+        return (1, -1)
+    first, second = one.centered, two.centered
+    sizes = float(first @ first), float(second @ second)
+    across = float(first @ second)
+    if min(sizes) == 0 or abs(across) < CLEAR * math.sqrt(sizes[0] * sizes[1] / len(first)):
+        return ()
+    return (-across / sizes[1],)
+
+
+def _echoes(parts: Mapping[Where, Runs]) -> list[Channel]:
+    """Return the parts that hold another part's noise, in whatever order, and nothing of the update.
+
+    Runs lie at equal distances from one another in both then, as orders, signs and rotations keep distances.
+    """
+    noisy = {name: runs for name, runs in parts.items() if ECHO <= runs.same.shape[1] <= LONG and runs.centered.any()}
+    distances = {name: _distances(runs) for name, runs in noisy.items()}
+    pads = [name for name, runs in noisy.items() if not replace(runs, other=runs.changed).apart()]
+    return [
+        Channel(place_of(pad), f"repeats the noise of {place_of(name)}")
+        for pad in pads
+        for name in noisy
+        if name != pad and name not in pads and float(distances[pad] @ distances[name]) > ALIKE
+    ]
+
+
+ECHO = 32
+"""Fewest numbers of a part whose distances between runs are compared."""
+LONG = 2**18
+"""Most numbers of such a part."""
+ALIKE = 0.9
+"""Correlation of the distances between runs from which on two parts hold the same noise."""
+
+
+def _codes(parts: Mapping[Where, Runs], letters: Mapping[Where, Sequence[Tensor | None]]) -> Iterator[Channel]:
+    """Yield the whole numbers in which a client sends the bits of another part's noise, under whatever key stream."""
+    for code, noisy in itertools.permutations(letters, 2):
+        values, numbers = ([v for v in letters[name] if v is not None] for name in (code, noisy))
+        pair = code in parts and noisy in parts and code.client == noisy.client and not values[0].is_floating_point()
+        if pair and numbers[0].is_floating_point() and encodes(values, numbers):
+            yield Channel(place_of(code), f"has the bits of the noise of {place_of(noisy)}")
+
+
+def _distances(runs: Runs) -> Numbers:
+    """Return the inner products of runs of one world, less its mean, as a vector of mean 0 and length 1."""
+    above = np.triu_indices(len(runs.same), 1)
+    worlds = runs.centered.reshape(2, len(runs.same), -1)
+    products: Numbers = np.concatenate([(rows @ rows.T)[above] for rows in worlds])
+    products = products - products.mean()
+    return products / max(float(np.linalg.norm(products)), 1e-300)
+
+
+def _partial_sums(parts: Mapping[Where, Runs]) -> list[Channel]:
+    """Return the channels in sums over some or all clients of one part: masks that cancel among few, a block each."""
+    channels = []
+    together: dict[tuple[int, int, str], list[Where]] = {}
+    for name in parts:
+        together.setdefault((name.round, name.step, name.part), []).append(name)
+    for (round_, _, part), names in together.items():
+        members = [parts[name] for name in names]
+        if len(names) < 2 or len({one.same.shape for one in members}) > 1:
+            continue
+        total = members[0]
+        for one in members[1:]:
+            total = total.plus(one, 1)
+        if total.apart(ROUNDING):
+            channels.append(Channel(f"the sum of {part_words(part)} in round {round_}", "keeps clients apart"))
+        elif few := _unmasked(names, members):
+            who = _listed(few)
+            channels.append(Channel(f"the sum of {part_words(part)} of clients {who} in round {round_}", "has no mask"))
+    return channels
+
+
+def _unmasked(names: Sequence[Where], members: Sequence[Runs]) -> list[int]:
+    """Return the smallest group of clients, fewer than all, whose sum does not move with draws; [] without any."""
+    few = slice(None, None, -(-members[0].same.shape[1] // 32))
+    values = np.stack([one.same[:, few] for one in members])  # [clients, runs, n]
+    values = values - values[:, :1]  # what draws change, modulo 2^64
+    groups = [g for size in range(1, len(names)) for g in itertools.combinations(range(len(names)), size)]
+    member = np.array([[int(c in group) for c in range(len(names))] for group in groups], dtype=values.dtype)
+    sums = np.abs((member @ values.reshape(len(names), -1)).astype(float)).reshape(len(groups), -1).max(1)
+    size = np.abs(values.astype(float)).max()
+    steady = [group for group, most in zip(groups, sums, strict=True) if most < STEADY * size]
+    moving = [c for c in range(len(names)) if np.abs(values[c].astype(float)).max() >= STEADY * size]
+    return next(([names[c].client for c in g] for g in steady if set(g) & set(moving)), [])
+
+
+STEADY = 1e-5
+"""A sum that changes by less than this share of a mask, whatever clients draw, has no mask."""
+
+
+def _computed(series: Series) -> Iterator[Channel]:
+    """Yield a channel if a number that the server's code computes tells the worlds apart."""
+    tapes = [[run.tape for run in world] for world in series]
+    length = min(len(tape) for world in tapes for tape in world)
+    for place in range(length):
+        runs = Runs.of([[tape[place] for tape in world] for world in tapes])
+        if runs is not None and runs.apart(ROUNDING):
+            yield Channel("what the server's code computes", "says more than the sum of all updates")
+            return
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _escrowed(worlds: Sequence[World]) -> list[Channel]:
+    """Return the parts of messages in which clients send secrets of their states."""
+    names = secrets_in([world.letters for world in worlds], [world.secrets for world in worlds])
+    return [Channel(place_of(name), "holds secrets of the client's state") for name in names]
+
+
+# -- The test --
+
+
+def world_flags(fed: Federation, params: Params, size: int) -> tuple[Flag, ...]:
+    """Return the flags of `world_report`, for records; code that fails in other worlds cannot be run again."""
+    try:
+        report = world_report(fed, params, size)
+    except Exception as cause:  # noqa: BLE001 - another package's defense may raise anything
+        report = WorldReport(refusal=f"its code fails in the two-world test ({type(cause).__name__}: {cause})")
+    flags = []
+    if report.channels:
+        more = f" (and {len(report.channels) - 1} more)" if len(report.channels) > 1 else ""
+        detail = f"the server receives more than the defense says: {report.channels[0].sentence}{more}"
+        flags.append(Flag(code="channel", severity="warning", detail=detail))
+    if report.refusal:
+        flags.append(Flag(code="not_replayable", severity="warning", detail=f"cannot be replayed: {report.refusal}"))
+    if report.explained and not report.channels:
+        detail = "the public law of noise accounts for uploads of prescribed updates"
+        flags.append(Flag(code="law_explains", severity="info", detail=detail))
+    return tuple(flags)
+
+
+def world_report(fed: Federation, params: Params, size: int) -> WorldReport:
+    """Return what the server of a federation receives beyond what its defense says.
+
+    params: weights from which the worlds start; size: examples of a client in a probe. A larger cohort is tested, too,
+    with local steps: clients may do otherwise there.
+    """
+    held = max(len(shard.x) for shard in fed.shards.values())
+    small, large = Cohort(fed, params, size, "gradient"), Cohort(fed, params, max(min(held, LARGE), size), "local")
+    for cohort in (small, large):
+        first, again = (
+            cohort.world(cohort.data.first, 0, compute, rounds=MORE_ROUNDS) for compute in (cohort.recorded, plain)
+        )
+        if odd := differing(first, again):
+            return WorldReport(refusal=f"{place_of(odd[0])} is another one when it is sent again")
+        channels = _of_examples(cohort, first)
+        reason = refusal(first.transcript.view(HONEST_SERVER))
+        if channels or reason:
+            return WorldReport(tuple(channels), reason)
+    if fed.defense.sums:
+        return WorldReport(tuple(_of_sums(small) or _of_sums(large)))
+    if small.law is not None:
+        reports = [_of_noise(cohort, cohort.law or small.law) for cohort in (small, replace(large, kind="gradient"))]
+        return WorldReport(tuple(c for r in reports for c in r.channels), "", all(r.explained for r in reports))
+    if not leaves(first.secrets):
+        return WorldReport()
+    return WorldReport(tuple(_escrowed([small.world(small.data.first, number, plain) for number in range(DRAWS + 2)])))
+
+
+def _of_examples(cohort: Cohort, first: World) -> list[Channel]:
+    """Return the parts that differ with the examples though the updates, and all draws, are equal."""
+    data = cohort.data
+    names = differing(first, cohort.world(data.others, 0, Repeated(cohort.work), rounds=MORE_ROUNDS))
+    if not names:
+        update = [_direction(cohort.params)]
+        one, two = (cohort.prescribed(some, [0], update, rounds=MORE_ROUNDS) for some in (data.first, data.others))
+        if one and two and _same_account(one[0], two[0]):
+            names = differing(one[0], two[0])
+    return [Channel(place_of(name), "differs with the examples where updates are equal") for name in names]
+
+
+def _direction(params: Params, number: int = 0) -> Params:
+    """Return a random direction of length 1, shaped as `params`; number: of the draw."""
+    draws = torch.Generator().manual_seed(number)
+    drawn = {name: torch.randn(value.shape, generator=draws).to(value) for name, value in params.items()}
+    length = norm(drawn)
+    return {name: value / length for name, value in drawn.items()}
+
+
+def _same_account(one: World, two: World) -> bool:
+    """Return whether the defense's own evidence is the same in both worlds; else it says itself that more is sent."""
+    observed = [
+        leaves([e.observed for e in w.transcript.defense.evidence(w.transcript.view(HONEST_SERVER))])
+        for w in (one, two)
+    ]
+    return len(observed[0]) == len(observed[1]) and all(map(torch.equal, *observed))
+
+
+def _of_sums(cohort: Cohort) -> list[Channel]:
+    """Return the channels of a defense whose server reads sums: clients exchange their examples.
+
+    Where they hold many, updates are prescribed in their place, if the defense allows that.
+    """
+    data, count = cohort.data, cohort.clients
+    own, more = ([_direction(cohort.params, c + first) for c in range(count)] for first in (0, count))
+    worlds = (data.first, own, DRAWS), (data.exchanged, [*own[1:], own[0]], DRAWS), (data.changed, more, 2)
+
+    def series(first: int) -> Series:
+        numbers, runs = itertools.count(first), list[Sequence[World]]()
+        for examples, updates, draws in worlds:
+            chosen = [*itertools.islice(numbers, draws)]
+            made = cohort.prescribed(examples, chosen, updates, tape=True) if cohort.size > FEW_EXAMPLES else None
+            runs.append(made or [cohort.world(examples, number, plain, tape=True) for number in chosen])
+        return runs
+
+    runs = series(1)
+    return [
+        *_confirmed(told_apart(runs, True), lambda: told_apart(series(101), True)),
+        *_escrowed([*runs[0], *runs[1]]),
+    ]
+
+
+FEW_EXAMPLES = 8
+"""Most examples of a client whose gradient is computed for each draw."""
+
+
+def _confirmed(channels: Sequence[Channel], again: Callable[[], Sequence[Channel]]) -> list[Channel]:
+    """Return the channels that other draws show, too."""
+    known = set(again()) if channels else set()
+    return [channel for channel in channels if channel in known]
+
+
+def _of_noise(cohort: Cohort, law: Noise) -> WorldReport:
+    """Return the report on a defense with a public law of noise: updates differ by less than the noise hides."""
+    unit = {name: law.of(name) * value for name, value in _direction(cohort.params).items()}
+    far = FAR * sum(value.numel() for value in unit.values()) ** 0.25
+    clip = cohort.fed.defense.clipping(cohort.probe)
+    size = 1.0 if clip is None else min(1.0, 0.4 * clip / (far * max(norm(unit), 1e-300)))
+    updates = [{name: (far + step) * size * value for name, value in unit.items()} for step in (0.0, HIDDEN, far)]
+
+    def series(first: int) -> Series | None:
+        worlds = [
+            cohort.prescribed(
+                cohort.data.first, range(first + at * DRAWS, first + (at + 1) * DRAWS), [update], rounds=MORE_ROUNDS
+            )
+            for at, update in enumerate(updates)
+        ]
+        return None if any(world is None for world in worlds) else worlds  # type: ignore[return-value]
+
+    runs = series(1)
+    if runs is None:
+        return WorldReport(explained=False)
+    channels = _confirmed(told_apart(runs, False), lambda: told_apart(series(101) or runs, False))
+    return WorldReport(
+        (*channels, *_escrowed([*runs[0], *runs[1]])), "", explained_by(law, [world.transcript for world in runs[0]])
+    )
+
+
+FAR = 4.0
+"""Distance that noise of n numbers does not hide, in its standard deviations, by the fourth root of n."""

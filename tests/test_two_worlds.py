@@ -1,0 +1,124 @@
+"""The two-world test names what a server receives beyond a defense's word, and accuses nobody who keeps it."""
+
+from functools import lru_cache
+
+import pytest
+from daily import every_third
+from lies.ppbench_channels import (
+    NOISE_LIES,
+    REPLAY_LIES,
+    SUM_LIES,
+    TWINS,
+    BesideImages,
+    BytePads,
+    Escrow,
+    Honest,
+    LatePads,
+    Quorum,
+    ShyNoise,
+)
+
+from ppbench.adversary.replay import replayed_evidence
+from ppbench.adversary.two_worlds import world_flags, world_report
+from ppbench.base.registry import load_plugin, plugins
+from ppbench.base.tree import norm
+from ppbench.federation.contract import plain_evidence
+from ppbench.federation.view import View
+from ppbench.testing.small_federation import DefenseTrial, same_tensors, scene_victims
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 10))]
+
+
+def report(defense, seed=0, size=1):
+    run = DefenseTrial(defense).federate(seed=seed)
+    return world_report(run, run.parties.server.params, size)
+
+
+@pytest.mark.parametrize("lie", every_third(SUM_LIES), ids=lambda lie: lie.name)
+def test_no_lie_about_sums_is_believed(lie):
+    assert report(lie()).channels
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(1, 10))
+@pytest.mark.parametrize("lie", [*SUM_LIES, *NOISE_LIES, *REPLAY_LIES], ids=lambda lie: lie.name)
+def test_no_lie_is_believed_over_ten_seeds(lie, seed):
+    outcome = report(lie(), seed)
+    assert outcome.channels or outcome.refusal or outcome.explained is False
+
+
+@pytest.mark.parametrize("lie", NOISE_LIES, ids=lambda lie: lie.name)
+def test_noise_that_can_be_removed_vouches_for_nothing(lie):
+    outcome = report(lie())
+    assert outcome.channels or (lie is ShyNoise and outcome.explained is False)
+    assert "law_explains" not in {flag.code for flag in flags(lie())}
+
+
+@lru_cache
+def flags(defense):
+    run = DefenseTrial(defense).federate()
+    return world_flags(run, run.parties.server.params, 1)
+
+
+def test_what_cannot_be_run_again_is_said_to_be_so():
+    for lie in REPLAY_LIES:
+        (flag,) = flags(lie())
+        assert flag.code == "not_replayable" and flag.detail.startswith("cannot be replayed: ")
+
+
+def test_a_channel_is_named():
+    (flag,) = flags(BesideImages())
+    assert flag.code == "channel" and "Beside.beside of client 0 in round 1" in flag.detail
+    (flag,) = flags(Escrow())
+    assert "Generous.beside of client 0 at set-up holds secrets" in flag.detail
+    (flag,) = flags(LatePads())
+    assert "Beside.params of client 0 in round 1 with Beside.beside of client 0 in round 2" in flag.detail
+    (flag,) = flags(Quorum())
+    assert "Update.params of client 0" in flag.detail and "(and 7 more)" in flag.detail
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.__name__)
+def test_an_honest_twin_is_not_accused(twin, seed):
+    outcome = report(twin(), seed)
+    assert not outcome.channels and not outcome.refusal
+    assert outcome.explained is True or twin is not Honest
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [name for name, plugin in plugins("defenses").items() if plugin.ours])
+def test_ours_are_not_accused(name):
+    outcome = report(load_plugin("defenses", name)())
+    assert not outcome.channels and not outcome.refusal
+
+
+def test_a_replay_is_the_run_in_its_dtype():
+    """Pads of the float32 weights' bytes come off: with float64 weights the server would make others."""
+    run = DefenseTrial(BytePads()).federate()
+    view = run.probe(scene_victims(run, batch=1).data).view("server/1")
+    bare = DefenseTrial(load_plugin("defenses", "none")()).federate()
+    plain = plain_evidence(bare.probe(scene_victims(bare, batch=1).data).view("server/1"))
+    updates = {e.unit: e.observed for e in plain}
+    first = {e.unit: e.observed for e in reversed(replayed_evidence(view)) if len(e.unit) == 1}
+    assert first.keys() == updates.keys()
+    for unit, update in updates.items():
+        assert norm({name: first[unit][name] - value for name, value in update.items()}) < 1e-3 * norm(update)
+
+
+def test_a_view_holds_what_its_party_received_at_set_up(tmp_path):
+    run = DefenseTrial(load_plugin("defenses", "secagg")()).federate()
+    run.save(tmp_path)
+    victims = scene_victims(run).data
+    views = {threat: run.probe(victims).view(threat) for threat in ("server/1", "client/1")}
+    sent = {(e.sender, e.receiver) for e in views["server/1"].set_up}
+    assert sent == {(c, -1) for c in range(4)} | {(-1, c) for c in range(4)}
+    assert {(e.sender, e.receiver) for e in views["client/1"].set_up} == {(0, -1), (-1, 0)}
+    again = DefenseTrial(load_plugin("defenses", "secagg")()).federate(start=False)
+    again.restore(tmp_path)
+    restored = again.probe(victims).view("server/1")
+    assert same_tensors([e.message for e in restored.set_up], [e.message for e in views["server/1"].set_up])
+    restored.save(tmp_path / "view")
+    loaded = View.load(tmp_path / "view")
+    assert [e.sender for e in loaded.set_up] == [e.sender for e in restored.set_up]
+    assert same_tensors([e.message for e in loaded.set_up], [e.message for e in restored.set_up])
+    assert len(loaded.mail) == len(restored.mail)
