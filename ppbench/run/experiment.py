@@ -185,6 +185,8 @@ def _is_included(config: EvaluateConfig, factory: Any) -> bool:
         return True
     # Not inherited: a subclass of an attack that is left out need not be left out.
     quick = getattr(factory, "__dict__", {}).get("quick", True)
+    if quick == "foreign":
+        return third_party("defenses", config.defense)
     if quick == "unaware":
         aware = (one for _, one in _available(config) if getattr(one, "adaptive", False) and one.targets is not None)
         quick = not any(among(one.targets, config.defense) for one in aware)

@@ -18,8 +18,9 @@ from torch.func import jvp, vmap
 
 from ppbench.attacks.reconstruction.linear_systems import Prior
 from ppbench.attacks.reconstruction.stage_inputs import ROUNDING
+from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Noise
+from ppbench.federation.plan import Noise, Plan
 from ppbench.metrics.intervals import Floats
 
 STEPS, CHUNK = 30, 64
@@ -30,8 +31,21 @@ LEAST_PROGRESS = 1e-4
 """Relative decrease of the objective below which the search ends."""
 OVERSHOOT = 0.01
 """Typical distance by which a number of the answer leaves the data range, of that range."""
+MOST_REFINED = 1024
+"""Numbers of an image up to which the whole gradient is solved at once."""
+STEP, SMOOTH_PIXELS = 0.1, 16
+"""Typical difference of neighboring pixels, of the data range, in images of at least so many pixels a side."""
+SPREAD = 0.5
+"""Typical distance of a pixel from the middle of the data range, in units of that range."""
 NOISE_EXPLAINED = 3.0
 """Mean squared residual, in units of the noise's variance, up to which an image explains the observation."""
+
+
+def image_prior(plan: Plan) -> Prior:
+    """Return what is known of an image beforehand: a wide law around the middle of the data range."""
+    low, high = plan.data_range
+    smooth = min(plan.spec.shape[-2:]) >= SMOOTH_PIXELS
+    return Prior((low + high) / 2, SPREAD * (high - low), STEP * (high - low) if smooth else None)
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,8 @@ class Refined:
 class GradientProblem:
     """One observed gradient of one image with label y [1, C], its law of noise, and what is known of the image.
 
-    prior: of its numbers; data_range: which it hardly leaves.
+    prior: of its numbers; data_range: which it hardly leaves; precision: of each entry of the gradient, in place of
+    those that the law and `Evidence.weight` give; steps: at most; scaled: whether the gradient has an unknown factor.
     """
 
     evidence: Evidence
@@ -55,6 +70,9 @@ class GradientProblem:
     noise: Noise | None
     prior: Prior
     data_range: tuple[float, float]
+    precision: Params | None = None
+    steps: int = STEPS
+    scaled: bool = False
 
     @torch.no_grad()
     def refined(self, image: Tensor) -> Refined:
@@ -62,7 +80,7 @@ class GradientProblem:
         x, damping, spent = image.detach().double().to(self.evidence.device), DAMPING, 1
         gap = self._gap(x)
         size, start = self._objective(x, gap), float(gap @ gap)
-        for _ in range(STEPS):
+        for _ in range(self.steps):
             matrix, slope = self._linearized(x, gap)
             spent, before = spent + x.numel(), size
             while damping <= HOPELESS:
@@ -82,7 +100,9 @@ class GradientProblem:
         """Return the residuals [P] in units of their deviations."""
         simulated = self.evidence.simulate(x[None], self.y[None].to(x))
         flat = torch.cat([simulated[name].flatten() for name in self.evidence.observed])
-        return (flat - self._observed) * self._roots
+        gap, seen = flat * self._roots, self._observed * self._roots
+        factor = (gap @ seen) / (seen @ seen) if self.scaled else 1.0
+        return gap - factor * seen
 
     @cached_property
     def _observed(self) -> Tensor:
@@ -91,6 +111,8 @@ class GradientProblem:
     @cached_property
     def _roots(self) -> Tensor:
         """The roots [P] of the entries' precisions."""
+        if self.precision is not None:
+            return torch.cat([self.precision[name].double().sqrt().flatten() for name in self.evidence.observed])
         roots, weight = [], self.evidence.weight
         for name, value in self.evidence.observed.items():
             noise = 0.0 if self.noise is None else self.noise.of(name)
