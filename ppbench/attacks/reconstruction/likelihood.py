@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -143,13 +142,15 @@ LEAST_NOISE = 1e-7
 """Deviation of a bare entry, relative to its tensor's root mean square: float32."""
 UNEVEN = 3.0
 """Mean precision of entries over that of their mean square from which on the law is no single one."""
-PASSES, STEPS_EACH = 8, 2
-"""Laws from the residuals of all uploads, and steps of Gauss and Newton's method under each."""
-SETTLED = 0.5
-"""Share of an upload's mean square residual, in logarithms, that a law must take away for another one to be tried."""
+PASSES, STEPS_EACH = 10, 1
+"""Laws from the residuals of all uploads, at most, and steps of Gauss and Newton's method under each."""
+LEAST_GAIN, FEWEST_PASSES = 0.01, 5
+"""Decrease of the mean logarithm of squared residuals below which no further law is estimated, and laws at least."""
+CLIFF = 10.0
+"""Ratio of two successive eigenvalues of all residuals from which on the larger ones are noise in few directions."""
 NARROW = 0.03
 """Scale, relative to a tensor's residuals, at which single entries may be bare."""
-NARROWER = (0.3, 0.1, 0.03, 0.01, 0.003, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
+NARROWER = (0.3, 0.1, 0.03, 0.01, 0.003, 1e-3, 1e-4, 1e-5)
 """Successive scales at which entries are taken for bare."""
 BEYOND_CHANCE = 2.0
 """Entries within a scale, over what a normal law has there, from which on they are taken for bare."""
@@ -183,12 +184,27 @@ class Uploads:
         least = LEAST_NOISE**2 * self.per_tensor(self.values.square().mean(0))
         return 1 / (squares + least).clamp(min=1e-60)
 
+    def uneven_entries(self, residuals: Tensor) -> bool:
+        """Return whether entries differ in their noise in all uploads alike."""
+        return bool(self.precision(residuals).mean() * residuals.square().mean() > UNEVEN)
+
     def uneven(self, residuals: Tensor) -> bool:
-        """Return whether entries differ in their noise, among uploads or within one."""
-        law = self.precision(residuals)
-        return bool(law.mean() * residuals.square().mean() > UNEVEN) or bool(
-            self.bare(residuals, NARROW).sum() > BEYOND_CHANCE * normal_share(NARROW) * residuals.numel()
-        )
+        """Return whether entries differ in their noise, in all uploads alike or within one."""
+        small = self.bare(residuals, NARROW).sum() > BEYOND_CHANCE * normal_share(NARROW) * residuals.numel()
+        return self.uneven_entries(residuals) or bool(small)
+
+    def shared(self, residuals: Tensor) -> Tensor:
+        """Return orthonormal directions [K, P] in which almost all residuals [n, P] lie, K = 0 for none.
+
+        Noise that is drawn once, for each client or of few directions, lies in them.
+        """
+        if len(residuals) < FEWEST_UPLOADS:
+            return residuals[:0]
+        values, vectors = torch.linalg.eigh(residuals @ residuals.T)
+        values, vectors = values.flip(0).clamp(min=1e-300), vectors.flip(1)
+        ratios = values[: len(values) // 2] / values[1 : len(values) // 2 + 1]
+        count = int(ratios.argmax()) + 1 if bool(ratios.max() > CLIFF) else 0
+        return (vectors[:, :count].T @ residuals) / values[:count, None].sqrt()
 
     def bare(self, residuals: Tensor, scale: float) -> Tensor:
         """Return which residuals [..., P] are within a scale, relative to those of their tensor."""
@@ -221,6 +237,7 @@ class Fit:
     image: Tensor
     label: int = 0
     spent: int = 0
+    shared: Tensor = field(default_factory=lambda: torch.zeros(0, 1))
 
     @staticmethod
     def of(evidence: Evidence, plan: Plan, budget: int) -> Fit:
@@ -234,12 +251,37 @@ class Fit:
         gaps = [float((precision * self.residual(precision, label).square()).sum()) for label in every]
         self.label, self.spent = min(every, key=lambda label: gaps[label]), self.spent + len(gaps)
 
-    def residual(self, precision: Tensor, label: int | None = None) -> Tensor:
-        """Return what the image leaves unexplained [P], at the best factor; label: in place of its own."""
+    def residual(self, precision: Tensor, label: int | None = None, *, whole: bool = False) -> Tensor:
+        """Return what the image leaves unexplained [P], at the best factor.
+
+        label: in place of its own; whole: with the part in the directions that hold the noise.
+        """
         y = one_hot(torch.tensor([[self.label if label is None else label]]), self.plan.spec.classes).double()
         simulated = self.evidence.simulate(self.image[None].to(self.evidence.device), y.to(self.evidence.device))
-        observed, gradient = flat(self.evidence.observed), flat(simulated)
-        return observed - (precision * observed) @ gradient / ((precision * gradient) @ gradient) * gradient
+        both = flat(self.evidence.observed), flat(simulated)
+        observed, gradient = (self.without(values) for values in both)
+        factor = (precision * observed) @ gradient / ((precision * gradient) @ gradient)
+        return both[0] - factor * both[1] if whole else observed - factor * gradient
+
+    def without(self, values: Tensor) -> Tensor:
+        """Return entries [P] without their part in the directions that hold the noise of all uploads."""
+        return values - (self.shared @ values) @ self.shared if len(self.shared) else values
+
+    @property
+    def _seen(self) -> Evidence:
+        """The evidence without its part in these directions."""
+        if not len(self.shared):
+            return self.evidence
+        evidence, without = self.evidence, self.without
+
+        def simulate(x: Tensor, y: Tensor) -> Params:
+            simulated = evidence.simulate(x, y)
+            values = torch.cat([simulated[name].flatten() for name in evidence.observed])
+            return shaped(without(values), evidence.observed)
+
+        return replace(
+            evidence, observed=shaped(without(flat(evidence.observed)), evidence.observed), simulate=simulate
+        )
 
     def go_on(self, precision: Tensor) -> bool:
         """Search on under a law; return whether the budget allowed a step."""
@@ -248,24 +290,30 @@ class Fit:
             return False
         y = one_hot(torch.tensor([self.label]), self.plan.spec.classes).double().to(self.evidence.device)
         law, known = shaped(precision, self.evidence.observed), image_prior(self.plan)
-        problem = GradientProblem(self.evidence, y, None, known, self.plan.data_range, law, steps, scaled=True)
+        problem = GradientProblem(self._seen, y, None, known, self.plan.data_range, law, steps, scaled=True)
         answer = problem.refined(self.image)
         self.image, self.spent = answer.image, self.spent + answer.evaluations
         return True
 
     def narrow(self, uploads: Uploads, law: Tensor) -> None:
-        """Search on among entries that may be bare, as long as more are than by chance."""
-        for scale in NARROWER:
+        """Search on among single entries that may be bare, from the scale on at which most are beyond chance."""
+        residual = self.residual(law)
+        shares = [float(uploads.bare(residual, s).sum()) / self._by_chance(s, len(residual)) for s in NARROWER]
+        first = max(range(len(shares)), key=lambda place: shares[place])
+        for scale in NARROWER[first:] if shares[first] >= BEYOND_CHANCE else ():
             residual, before = self.residual(law), self.image
             width = scale * uploads.per_tensor(residual.square()).sqrt().clamp(min=1e-30)
-            narrow = 1 / (width.square() + residual.square())
-            if not self.go_on(narrow):
+            law = 1 / (width.square() + residual.square())
+            if not self.go_on(law):
                 return
-            within, self.spent = int((self.residual(narrow).abs() < width).sum()), self.spent + 2
-            if within < BEYOND_CHANCE * (normal_share(scale) * len(residual) + self.image.numel()):
+            within, self.spent = int((self.residual(law).abs() < width).sum()), self.spent + 2
+            if within < BEYOND_CHANCE * self._by_chance(scale, len(residual)):
                 self.image = before
                 return
-            law = narrow
+
+    def _by_chance(self, scale: float, count: int) -> float:
+        """Return how many of `count` residuals are within a scale by chance, those that the image fits among them."""
+        return normal_share(scale) * count + self.image.numel()
 
 
 @dataclass(frozen=True)
@@ -305,7 +353,9 @@ class EstimatedNoise(Likelihood):
         uploads = Uploads.of(evidences)
         if victims[0].size[0] > 1 or math.prod(plan.spec.shape) > MOST_REFINED or plan.spec.classes < 2:
             law = shaped(uploads.precision(uploads.values).float(), evidences[0].observed)
-            return self._searched([replace(v, evidence=replace(evidence_of(v), noise=UNIT, weight=law)) for v in victims])
+            return self._searched(
+                [replace(v, evidence=replace(evidence_of(v), noise=UNIT, weight=law)) for v in victims]
+            )
         fits = [Fit.of(e, plan, self.budget) for e in evidences]
         try:
             fit_all(fits, uploads)
@@ -325,15 +375,31 @@ def fit_all(fits: Sequence[Fit], uploads: Uploads) -> None:
     law = uploads.precision(uploads.values)
     for fit in fits:
         fit.choose_label(law)
-    residuals = torch.stack([fit.residual(law) for fit in fits])
-    if not uploads.uneven(residuals):
+    residuals = _unshared(fits, uploads, law)
+    if not uploads.uneven(residuals) and not len(fits[0].shared):
         return
-    for _ in range(PASSES):
-        law, before = uploads.precision(residuals), residuals
+    for number in range(PASSES if uploads.uneven_entries(residuals) or len(fits[0].shared) else 0):
+        law, before = uploads.precision(residuals), mean_logarithm(residuals)
         for fit in fits:
             fit.spent += 1
             fit.go_on(law)
-        residuals = torch.stack([fit.residual(law) for fit in fits])
-        print("pass", float((residuals.square()+1e-40).log().mean()), float(law.mean()*before.square().mean()))
+        residuals = _unshared(fits, uploads, law)
+        if number + 1 >= FEWEST_PASSES and before - mean_logarithm(residuals) < LEAST_GAIN:
+            break
     for fit in fits:
         fit.narrow(uploads, law)
+
+
+def _unshared(fits: Sequence[Fit], uploads: Uploads, law: Tensor) -> Tensor:
+    """Return the residuals [n, P] of all uploads without the directions that hold most of them, which all fits leave
+    out from now on."""
+    shared = uploads.shared(torch.stack([fit.residual(law, whole=True) for fit in fits]))
+    for fit in fits:
+        fit.shared = shared
+    return torch.stack([fit.residual(law) for fit in fits])
+
+
+def mean_logarithm(residuals: Tensor) -> float:
+    """Return the mean logarithm of squared residuals, which few large ones do not hide."""
+    squares = residuals.square()
+    return float((squares + LEAST_NOISE**2 * squares.mean()).clamp(min=1e-60).log().mean())
