@@ -148,7 +148,7 @@ LESS_DEFENDED = 3.0
 """How many times farther a probe must be than training: less is luck of draws, or an update of another size."""
 OBSERVED_ROUNDS = 2
 """Rounds of training that are looked at: a defense may also spare every second one."""
-FEWEST_READ = 12
+FEWEST_READ = 10
 """Clients' updates of each kind, at least, that a comparison of laws reads; several rounds or probes give them."""
 CERTAIN = 1e-3
 """Probability of a false alarm of that comparison."""
@@ -293,7 +293,10 @@ def _same_updates(
         one = _given(_later(later, OBSERVED_ROUNDS * number), in_training, given)
         shards = {Slot(-1, client): data for client, data in one.shards.items()}
         trained += _distances(read_updates(one, one.observe(), shards, given), clients)
-        two, slots = _given(_later(fed, number), in_probe, raw), {s: victims[s] for s in victims if s.client in raw}
+        two, slots = (
+            _given(fed, in_probe, raw),
+            {Slot(number, s.client): victims[s] for s in victims if s.client in raw},
+        )
         transcript = two.forked(in_probe, slots)
         probed += _distances(read_updates(two, transcript, slots, raw), clients)
     return [most**0.5 * value for value in trained], probed
