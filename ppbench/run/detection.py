@@ -8,7 +8,8 @@ the honest models are the real one and freshly initialized ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from statistics import median
@@ -247,7 +248,8 @@ def law_differs(fed: Federation, later: Federation, probed: Transcript, victims:
 
     Each client's gradient is replaced (`Straight`) so that the undefended update is the same in both, of the size that
     it has in a probe, then of the size that it has in training. The steps of training are those of plain SGD, whose
-    updates have a size. later: the federation at the round of training.
+    updates have a size. From a probe's few examples to a batch of training the number doubles step by step. later: the
+    federation at the round of training.
     """
     shards = {Slot(-1, client): data for client, data in fed.shards.items()}
     first = {slot: data for slot, data in victims.items() if slot.probe == min(s.probe for s in victims)}
@@ -259,51 +261,70 @@ def law_differs(fed: Federation, later: Federation, probed: Transcript, victims:
         sizes = [norm(one.plain) for one in read_updates(fed, probed, victims)]
         if not training or not sizes or not first:
             return None
-        known = [_same_updates(fed, later, probed.plan, training, first, size) for size in (median(sizes), None)]
+        raw = {slot.client: training[slot.client] for slot in first if slot.client in training}
+        for size in (median(sizes), None):
+            update = {c: scaled(raw[c], 1.0 if size is None else size / max(norm(raw[c]), 1e-30)) for c in raw}
+            contexts = list(SameUpdate(fed, later, probed.plan, update).distances(first))
+            if any(_less(*pair[::-1]) for pair in itertools.pairwise(contexts)):
+                return True
     except Exception:  # noqa: BLE001 - another package's client may not compute the gradient of any loss
         return None
-    return any(_less(*distances) for distances in known)
+    return False
 
 
-Distances = tuple[list[float], list[float]]
+@dataclass(frozen=True)
+class SameUpdate:
+    """One undefended update per client, in probes of `fed` under `plan` and in the training of `later`.
 
-
-def _same_updates(
-    fed: Federation,
-    later: Federation,
-    plan: Plan,
-    training: Mapping[int, Params],
-    victims: Mapping[Slot, Data],
-    size: float | None,
-) -> Distances:
-    """Return the distances in training and in probes under `plan`, of updates along those of `training`.
-
-    size: norm of the updates; None: that of training.
+    raw: the updates, by client.
     """
-    clients = sorted({slot.client for slot in victims} & training.keys())
-    steps = {c: _steps(later, fed.plan, later.shards[c]) for c in clients}
-    most = max(steps.values(), default=1)
-    raw = {c: scaled(training[c], 1.0 if size is None else size / max(norm(training[c]), 1e-30)) for c in clients}
-    given = {c: scaled(raw[c], most / steps[c]) for c in clients}
-    in_training = replace(fed.plan, local=replace(fed.plan.local, opt=Opt("sgd", 1 / most)))
-    few = max((_steps(fed, plan, data) for data in victims.values()), default=1)
-    in_probe = replace(plan, local=replace(plan.local, opt=Opt("sgd", 1 / few)))
-    trained, probed = list[float](), list[float]()
-    for number in range(-(-FEWEST_READ // max(1, len(clients)))):
-        one = _given(_later(later, OBSERVED_ROUNDS * number), in_training, given)
-        shards = {Slot(-1, client): data for client, data in one.shards.items()}
-        trained += _distances(read_updates(one, one.observe(), shards, given), clients)
-        two, slots = (
-            _given(fed, in_probe, raw),
-            {Slot(number, s.client): victims[s] for s in victims if s.client in raw},
-        )
-        transcript = two.forked(in_probe, slots)
-        probed += _distances(read_updates(two, transcript, slots, raw), clients)
-    return [most**0.5 * value for value in trained], probed
 
+    fed: Federation
+    later: Federation
+    plan: Plan
+    raw: Mapping[int, Params]
 
-def _distances(updates: Sequence[ReadUpdate], clients: Sequence[int]) -> list[float]:
-    return [one.distance for one in updates if one.client in clients]
+    def distances(self, victims: Mapping[Slot, Data]) -> Iterator[list[float]]:
+        """Yield the distances in probes of the victims, of twice as many examples and so on, then in training.
+
+        Noise on a sum of examples halves with each step, as a mean does; a rule by their number shows as a cliff.
+        """
+        clients = sorted(self.raw)
+        batch, own = self.fed.plan.local.batch, self.fed.shards
+        count, most = max(len(d.x) for d in victims.values()), min(min(batch, len(own[c].x)) for c in clients)
+        yield self._probed({c: next(d for slot, d in victims.items() if slot.client == c) for c in clients})
+        while (count := min(2 * count, max(most, count))) <= most:
+            yield self._probed({c: Data(own[c].x[:count], own[c].y[:count]) for c in clients})
+            if count == most:
+                break
+        yield self._trained(clients)
+
+    @property
+    def _repeats(self) -> range:
+        return range(-(-FEWEST_READ // len(self.raw)))
+
+    def _probed(self, data: Mapping[int, Data]) -> list[float]:
+        local = replace(self.plan.local, batch=max(self.plan.local.batch, *(len(d.x) for d in data.values()), 1))
+        steps = max(_steps(self.fed, replace(self.plan, local=local), d) for d in data.values())
+        plan, values = replace(self.plan, local=replace(local, opt=Opt("sgd", 1 / steps))), list[float]()
+        for number in self._repeats:
+            one, slots = _given(self.fed, plan, self.raw), {Slot(number, c): d for c, d in data.items()}
+            values += [read.distance for read in read_updates(one, one.forked(plan, slots), slots, self.raw)]
+        return values
+
+    def _trained(self, clients: Sequence[int]) -> list[float]:
+        """Return the distances in training, times the root of its steps, over which noise averages."""
+        plan, values = self.fed.plan, list[float]()
+        steps = {c: _steps(self.later, plan, self.later.shards[c]) for c in clients}
+        most = max(steps.values())
+        given = {c: scaled(update, most / steps[c]) for c, update in self.raw.items()}
+        plan = replace(plan, local=replace(plan.local, opt=Opt("sgd", 1 / most)))
+        for number in self._repeats:
+            one = _given(_later(self.later, OBSERVED_ROUNDS * number), plan, given)
+            shards = {Slot(-1, client): data for client, data in one.shards.items()}
+            updates = read_updates(one, one.observe(), shards, given)
+            values += [most**0.5 * read.distance for read in updates if read.client in given]
+        return values
 
 
 def _steps(fed: Federation, plan: Plan, data: Data) -> int:

@@ -204,7 +204,8 @@ class Uploads:
         values, vectors = values.flip(0).clamp(min=1e-300), vectors.flip(1)
         ratios = values[: len(values) // 2] / values[1 : len(values) // 2 + 1]
         count = int(ratios.argmax()) + 1 if bool(ratios.max() > CLIFF) else 0
-        return (vectors[:, :count].T @ residuals) / values[:count, None].sqrt()
+        directions: Tensor = (vectors[:, :count].T @ residuals) / values[:count, None].sqrt()
+        return directions
 
     def bare(self, residuals: Tensor, scale: float) -> Tensor:
         """Return which residuals [..., P] are within a scale, relative to those of their tensor."""
