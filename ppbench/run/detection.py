@@ -151,7 +151,7 @@ OBSERVED_ROUNDS = 2
 """Rounds of training that are looked at: a defense may also spare every second one."""
 FEWEST_READ = 10
 """Clients' updates of each kind, at least, that a comparison of laws reads; several rounds or probes give them."""
-CERTAIN = 1e-3
+BY_LUCK = 1e-3
 """Probability of a false alarm of that comparison."""
 
 
@@ -351,4 +351,4 @@ def _less(trained: Sequence[float], probed: Sequence[float]) -> bool:
         return False
     if LESS_DEFENDED * sum(trained) / len(trained) >= sum(probed) / len(probed):
         return False
-    return float(stats.mannwhitneyu(trained, probed, alternative="less").pvalue) < CERTAIN
+    return float(stats.mannwhitneyu(trained, probed, alternative="less").pvalue) < BY_LUCK

@@ -148,7 +148,7 @@ LEAST_GAIN, FEWEST_PASSES = 0.01, 5
 """Decrease of the mean logarithm of squared residuals below which no further law is estimated, and laws at least."""
 CLIFF = 10.0
 """Ratio of two successive eigenvalues of all residuals from which on the larger ones are noise in few directions."""
-NARROW = 0.03
+BARE_SCALE = 0.03
 """Scale, relative to a tensor's residuals, at which single entries may be bare."""
 NARROWER = (0.3, 0.1, 0.03, 0.01, 0.003, 1e-3, 1e-4, 1e-5)
 """Successive scales at which entries are taken for bare."""
@@ -190,7 +190,7 @@ class Uploads:
 
     def uneven(self, residuals: Tensor) -> bool:
         """Return whether entries differ in their noise, in all uploads alike or within one."""
-        small = self.bare(residuals, NARROW).sum() > BEYOND_CHANCE * normal_share(NARROW) * residuals.numel()
+        small = self.bare(residuals, BARE_SCALE).sum() > BEYOND_CHANCE * normal_share(BARE_SCALE) * residuals.numel()
         return self.uneven_entries(residuals) or bool(small)
 
     def shared(self, residuals: Tensor) -> Tensor:

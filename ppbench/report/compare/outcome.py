@@ -14,9 +14,9 @@ from ppbench.records.run_files import Soundness, soundness_of
 from ppbench.records.schema import MODEL_METRICS, Record
 from ppbench.records.sources import SOURCES_FILE
 from ppbench.records.store import open_results
+from ppbench.report.compare.alone import lone_rows, unasked_clients
 from ppbench.report.compare.join import RowPair, join
 from ppbench.report.compare.judge import ComparedRow, judged_rows, printable, rows_of
-from ppbench.report.compare.victims import lone_rows, unasked_clients
 from ppbench.report.controls import CONTROLS, check_controls, check_harness
 from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.integrity import baseline_problems, sound_records

@@ -15,8 +15,7 @@ from scipy import stats
 
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.recognition import is_reidentified
-from ppbench.records.schema import Record
-from ppbench.records.scores import ProbedScore
+from ppbench.records.schema import Record, Score
 from ppbench.report.compare.join import RowPair, Where
 from ppbench.report.compare.judge import SIGNIFICANCE, ComparedRow, printable, scenes_of
 from ppbench.report.compare.paired import Change
@@ -25,10 +24,12 @@ from ppbench.report.worst import Measured, cell_of
 
 SAME_UPLOAD = 1e-4
 """Relative difference of two discrepancies at the truth up to which they are those of one upload."""
-TELLING = 1e-6
+ABOVE_ROUNDING = 1e-6
 """Discrepancy at the truth above which it tells draws apart; below it is rounding."""
 FEWEST_SAME = 2
 """Units whose uploads are those of BASELINE, at least, and half of all, for equal draws."""
+LEAST_BESIDE = 4
+"""Units of other clients, at least, with which a client is compared."""
 RISE = {True: 3.0, False: 0.1}
 """How much more of a unit must come out, by whether its modality counts decibels: less is luck of a search."""
 
@@ -100,24 +101,23 @@ def _units(some: Sequence[RowPair], worst: RowPair) -> Iterator[UnitPair]:
             yield UnitPair((seed, batch, *unit), fell, falls, rebuilt, amounts[0], amounts[1], same)
 
 
-def _by_unit(measured: Measured) -> dict[tuple[int, ...], list[ProbedScore]]:
-    units = defaultdict[tuple[int, ...], list[ProbedScore]](list)
+def _by_unit(measured: Measured) -> dict[tuple[int, ...], list[Score]]:
+    units = defaultdict[tuple[int, ...], list[Score]](list)
     for score in measured.victims:
-        if isinstance(score, ProbedScore):
+        if score.slot is not None:
             units[score.unit].append(score)
     return units
 
 
 def _fingerprints(record: Record) -> dict[tuple[int, ...], float]:
     """Return the discrepancy at the truth of each unit, which no attack's luck changes: it is the upload's."""
-    scores = [score for score in record.victims if isinstance(score, ProbedScore)]
-    known = {score.unit: getattr(score, "at_truth", None) for score in scores}
+    known = {score.unit: getattr(score, "at_truth", None) for score in record.victims}
     return {unit: value for unit, value in known.items() if value is not None}
 
 
 def _same(base: float | None, new: float | None) -> bool | None:
     """Return whether two discrepancies at the truth are those of one upload; None if they cannot tell."""
-    if base is None or new is None or max(base, new) <= TELLING:
+    if base is None or new is None or max(base, new) <= ABOVE_ROUNDING:
         return None
     return abs(base - new) <= SAME_UPLOAD * max(base, new)
 
@@ -140,7 +140,7 @@ def worst_client(units: Sequence[UnitPair], rise: float) -> tuple[int, float]:
         own, others = ([u for u in units if (u.client == client) is mine] for mine in (True, False))
         standing = [u for u in own if not u.fell]
         newly = [u for u in standing if u.falls and u.new - u.base > rise]
-        if len(newly) < 2:
+        if len(newly) < 2 or len(others) < LEAST_BESIDE:
             continue
         changed = sum(u.fell != u.falls for u in others)
         rate = (changed + 1) / (2 * len(others) + 2)
@@ -194,8 +194,8 @@ def unasked_clients(pairs: Sequence[RowPair]) -> Iterator[str]:
     asked, clients = defaultdict[str, set[int]](set), dict[str, int]()
     for pair in pairs:
         for score in pair.new[0].victims:
-            if isinstance(score, ProbedScore):
-                asked[pair.where.defense].add(score.client)
+            if score.slot is not None:
+                asked[pair.where.defense].add(score.slot[1])
                 clients[pair.where.defense] = pair.new[0].config.federation.clients
     for defense, some in sorted(asked.items()):
         missing = sorted(set(range(clients[defense])) - some)
