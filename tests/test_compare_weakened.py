@@ -10,8 +10,8 @@ from weakened.ppbench_weakened import NO_WEAKER, WEAKER
 from ppbench.base import registry
 from ppbench.records.schema import Flag
 from ppbench.records.store import Store
-from ppbench.report.compare.outcome import compare
 from ppbench.report.compare.alone import UnitPair, changed_alone, worst_client
+from ppbench.report.compare.outcome import compare
 from ppbench.run import evaluation
 from ppbench.run.evaluation import evaluate
 

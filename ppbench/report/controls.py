@@ -23,8 +23,8 @@ from ppbench.records.schema import Metric, ProbeInfo, Record
 CONTROLS = ("none", "full_noise")
 UNREAD = "can be read"
 """Ending of the reason of a cell whose attack had nothing to read."""
-BELIED = ("own_account", "own_weights", "probe_noticed")
-"""Flags of a defense whose server, or training, contradicts its own account of its uploads."""
+BELIED = ("own_account", "own_weights", "probe_noticed", "audit_noticed")
+"""Flags of a defense whose server, or training, contradicts what attacks are given."""
 BROKEN_SHARE = 0.5  # share of undefended victims that the best attack must rebuild or re-identify
 CLEAR_MARGIN = 0.10  # a share counts as beyond chance where its interval begins this much above it
 ALARM = 0.01  # probability of a false alarm over all cells of `full_noise` together

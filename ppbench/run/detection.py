@@ -9,6 +9,7 @@ the honest models are the real one and freshly initialized ones.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -313,18 +314,23 @@ class SameUpdate:
         return values
 
     def _trained(self, clients: Sequence[int]) -> list[float]:
-        """Return the distances in training, times the root of its steps, over which noise averages."""
-        plan, values = self.fed.plan, list[float]()
-        steps = {c: _steps(self.later, plan, self.later.shards[c]) for c in clients}
-        most = max(steps.values())
-        given = {c: scaled(update, most / steps[c]) for c, update in self.raw.items()}
-        plan = replace(plan, local=replace(plan.local, opt=Opt("sgd", 1 / most)))
-        for number in self._repeats:
-            one = _given(_later(self.later, OBSERVED_ROUNDS * number), plan, given)
-            shards = {Slot(-1, client): data for client, data in one.shards.items()}
-            updates = read_updates(one, one.observe(), shards, given)
-            values += [most**0.5 * read.distance for read in updates if read.client in given]
-        return values
+        """Return the distances in training."""
+        rounds = (_later(self.later, OBSERVED_ROUNDS * number) for number in self._repeats)
+        every = [trained_distances(one, self.fed.plan, {c: self.raw[c] for c in clients}) for one in rounds]
+        return [distance for one in every for distance in one.values()]
+
+
+def trained_distances(fed: Federation, plan: Plan, raw: Mapping[int, Params]) -> dict[int, float]:
+    """Return by client the distance of one round's update, whose undefended one is `raw`, by steps of plain SGD.
+
+    Times the root of its steps, over which noise averages.
+    """
+    steps = {c: _steps(fed, plan, fed.shards[c]) for c in raw}
+    most = max(steps.values())
+    given = {c: scaled(update, most / steps[c]) for c, update in raw.items()}
+    one = _given(fed, replace(plan, local=replace(plan.local, opt=Opt("sgd", 1 / most))), given)
+    updates = read_updates(one, one.observe(), {Slot(-1, c): data for c, data in one.shards.items()}, given)
+    return {read.client: most**0.5 * read.distance for read in updates if read.client in given}
 
 
 def _steps(fed: Federation, plan: Plan, data: Data) -> int:
@@ -352,3 +358,45 @@ def _less(trained: Sequence[float], probed: Sequence[float]) -> bool:
     if LESS_DEFENDED * sum(trained) / len(trained) >= sum(probed) / len(probed):
         return False
     return float(stats.mannwhitneyu(trained, probed, alternative="less").pvalue) < BY_LUCK
+
+
+# -- Whether clients behave differently in an audit: a defense that detects canaries --
+
+AUDIT_ROUNDS = 8
+"""Rounds in which an audit's clients are compared with themselves; the first clears an honest defense."""
+
+
+def audit_flags(fed: Federation, without: Mapping[int, Data]) -> tuple[Flag, ...]:
+    """Return a flag if clients defend one and the same update more because they hold canaries, else ().
+
+    fed: the audit's trained target; without: by client, its examples but for the canaries. A blank image, or noise,
+    is easily told from data, and noise for who holds one hides canaries alone. () where no update can be given.
+    """
+    if fed.canaries:
+        return ()
+    usual = copy(fed)
+    usual.shards = {client: moved(data, fed.device) for client, data in without.items()}
+    held, left = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    try:
+        shards = {Slot(-1, client): data for client, data in fed.shards.items()}
+        raw = {one.client: one.plain for one in read_updates(fed, fed.observe(), shards)}
+        for number in range(AUDIT_ROUNDS if raw else 0):
+            for side, distances in ((fed, held), (usual, left)):
+                for client, value in trained_distances(_later(side, number), fed.plan, raw).items():
+                    distances[client].append(value)
+            if not any(_mean(held[c]) > max(LESS_DEFENDED * _mean(left[c]), DEFENDED_DISTANCE) for c in held):
+                return ()
+    except Exception:  # noqa: BLE001 - another package's client may not compute the gradient of any loss
+        return ()
+    more = [client for client in held if _less(left[client], held[client])]
+    if not more:
+        return ()
+    detail = (
+        f"{len(more)} of {len(held)} clients defend an update more because they hold canaries (relative distance "
+        f"{_mean(held[more[0]]):.2g}, without them {_mean(left[more[0]]):.2g}): the audit is not what clients send"
+    )
+    return (Flag(code="audit_noticed", severity="warning", detail=detail),)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
