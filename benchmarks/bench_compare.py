@@ -1,18 +1,21 @@
 """What `ppbench compare` can find, how often it cries wolf, and how long it takes.
 
-Run: OMP_NUM_THREADS=1 python benchmarks/bench_compare.py power|speed|rerun [RUNS]
+Run: OMP_NUM_THREADS=1 python benchmarks/bench_compare.py power|speed|rerun|edits [RUNS]
 
 power: the smallest true worsening that is found as a regression with a probability of 80 %, by simulation.
 speed: CPU seconds of one thread for one row of 1400 candidates (the machine may be shared).
 rerun: an evaluation of `dp` made again and again with the same questions but other draws of training, noise and attack
     (20 times, about 20 s each), compared with the first one and each with the one before: no defense changed, so every
     regression is false. What differs between reruns is where `power` takes its noise from.
-Printed, and written to benchmarks/results/compare.json where PPBENCH_KEEP is set. PPBENCH_RERUNS: a folder in which
-reruns are kept, and found finished.
+edits: a defense (tests/weakened) evaluated by default at its initial weights, and again after each of 25 edits of its
+    code, 15 of which weaken it; and 10 reruns with draws that no seed decides. 40 s each.
+Printed, and written to benchmarks/results/compare.json (edits: compare_edits.csv) where PPBENCH_KEEP is set.
+PPBENCH_RERUNS: a folder in which reruns are kept, and found finished.
 """
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import os
@@ -207,10 +210,65 @@ def differences(outs: list[Path]) -> dict[str, dict[str, float]]:
     return {name: {"mean": round(float(np.mean(v)), 3), "most": round(max(v), 3)} for name, v in seen.items()}
 
 
+# -- edits of a defense's code -----------------------------------------------------------------------------------------
+WEAKENED = Path(__file__).parents[1] / "tests" / "weakened"
+EDITED = {"defense": "guard", "stages": ("init",), "rounds": 1, "train": 300, "candidates": 20, "attack_batch": (1,)}
+
+
+def edits() -> list[dict[str, object]]:
+    """Return how `compare` ends for each edit, and for reruns."""
+    sys.path.insert(0, str(WEAKENED))
+    from ppbench_weakened import NO_WEAKER, WEAKER
+
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(os.environ.get("PPBENCH_RERUNS", folder))
+        base, rows = edited(home, "as_it_is", 0), list[dict[str, object]]()
+        for kind, variants in (("weakened", WEAKER), ("not weakened", NO_WEAKER)):
+            rows += [judged(kind, name, base, edited(home, name, 0)) for name in variants]
+        for seed in range(10):
+            sides = [edited(home, "other_draws", seed, side) for side in ("-a", "-b")]
+            rows.append(judged("rerun", f"seed {seed}", *sides))
+    return rows
+
+
+def edited(home: Path, variant: str, seed: int, side: str = "") -> Path:
+    """Return the results of an edit, computed where they are not there."""
+    out = home / f"{variant}{side}-{seed}"
+    if not (out / "selftest.json").is_file():
+        paths = {"PYTHONPATH": str(WEAKENED), "PPBENCH_VARIANT": variant}
+        words = [sys.executable, __file__, "edit", str(seed), str(out)]
+        subprocess.run(words, check=True, env={**os.environ, **paths})
+    return out
+
+
+def judged(kind: str, name: str, base: Path, new: Path) -> dict[str, object]:
+    """Return a row of the table: the exit code, and the clearest regression."""
+    comparison = compare(base, new)
+    found = sorted(
+        comparison.regressions, key=lambda row: (row.metric != "psnr_median", row.where.attack[:5] != "worst")
+    )
+    words = f"{found[0].metric} {found[0].levels}".strip() if found else ""
+    return {"kind": kind, "edit": name, "exit": int(comparison.exit_code), "found": words}
+
+
+def write_edits(rows: list[dict[str, object]]) -> None:
+    with (RESULTS.parent / "compare_edits.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+
+
 def main() -> None:
     what, *rest = sys.argv[1:] or ["power"]
     if what == "once":
         return once(int(rest[0]), rest[1])
+    if what == "edit":
+        evaluate(**EDITED, seed=int(rest[0]), out=rest[1], workers=1)  # type: ignore[arg-type]
+        return None
+    if what == "edits":
+        rows = edits()
+        print(json.dumps(rows, indent=1))
+        return write_edits(rows) if os.environ.get("PPBENCH_KEEP") else None
     result: object = (
         rerun(int(rest[0]) if rest else 20) if what == "rerun" else {"power": power, "speed": speed}[what]()
     )

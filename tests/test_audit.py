@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from honest import HONEST, Blankness
 from thief import answered_by
 
 from ppbench.adversary import isolated_worker as inside
@@ -15,6 +16,7 @@ from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
+from ppbench.questions.membership import MemberScore, auc_deviation, families_differ
 from ppbench.run.audit.population import AVERAGE, CANARY_FAMILIES, canaries, level_sizes, needs_level, populate
 from ppbench.run.audit.runs import PointAudit, Questions, Refused
 from ppbench.run.config import configure
@@ -338,3 +340,34 @@ def test_a_refused_or_diverged_audit_leaves_cells_that_say_so(tmp_path, monkeypa
     result = evaluate(**options, out=tmp_path / "o", workers=1)
     records = {r.config.defense.id: r.status for r in result.records}
     assert records == {"none": "failed", "full_noise": "complete", "dp": "diverged"} and not result.reliable
+
+
+# -- canaries that are noticed ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", [0, pytest.param(range(1, 10), marks=pytest.mark.nightly)])
+def test_a_defense_that_protects_who_holds_a_canary_is_found_out_and_no_honest_one_is(tmp_path, seed):
+    for number in [seed] if isinstance(seed, int) else seed:
+        for defense in (NoDefense, *HONEST, Blankness):
+            options = config(canaries=12, clients=6, references=0, public=0.0, seed=number)
+            one = PointAudit.of(resolve(options), Point(defense()), tmp_path / f"{defense.name}-{number}")
+            one.complete()
+            expected = ["audit_noticed"] if defense is Blankness else []
+            assert [flag.code for flag in Questions(one).noticed] == expected, (defense.name, number)
+
+
+def test_families_of_canaries_that_differ_are_told():
+    def scores(**shifts):
+        draws = torch.Generator().manual_seed(0)
+        return [
+            MemberScore(
+                index=i, half=i % 2, member=i % 4 < 2, decision=True, family=family,
+                score=float(torch.randn((), generator=draws)) + shift * (i % 4 < 2),
+            )
+            for family, shift in shifts.items()
+            for i in range(80)
+        ]  # fmt: skip
+
+    (flag,) = families_differ(scores(blank=0.0, mislabelled=2.0, average=9.0))
+    assert flag.code == "families_differ" and flag.severity == "info" and "AUC of mislabelled canaries" in flag.detail
+    assert families_differ(scores(blank=1.0, mislabelled=1.0, average=9.0)) == ()
+    assert families_differ(scores(average=9.0)) == () == families_differ(scores(blank=3.0))
+    assert auc_deviation(0.5, 40, 40) == pytest.approx((81 / (12 * 40 * 40)) ** 0.5, rel=0.02), "Mann and Whitney's"

@@ -170,7 +170,7 @@ def test_another_device_is_a_note_and_tf32_that_is_absent_is_false(cell, control
     for base, new, words in ((*sides, "on cpu, NEW on cuda:0"), (*reversed(sides), "on cuda:0, NEW on cpu")):
         comparison = compare(written(tmp_path / words / "base", *base), written(tmp_path / words / "new", *new))
         assert comparison.exit_code == 0 and not comparison.of("incomparable", "missing", "new")
-        assert [words in note for note in comparison.notes] == [True]
+        assert any(words in note for note in comparison.notes)
     both = join(sides[0], [*sides[0], *sides[1]])  # an equal device goes first, and no row is lost
     assert all(a is b for pair in both.pairs for a, b in zip(pair.base, pair.new, strict=True))
     assert [row.status for row in both.left] == ["new"] * 3

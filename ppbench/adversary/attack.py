@@ -164,9 +164,8 @@ class Attack:
         probe_rounds: the fewest rounds of a probe that it needs; it does not apply to probes of fewer.
         standard: whether it belongs to `--attack standard`; others run when named, or by "all".
         quick: whether a standard attack also belongs to the quick portfolio, the default; no subclass inherits it.
-            "unaware": only for a defense that no attack is built for.
-        foreign: whether words that select many attacks include it for other packages' defenses alone, as ours cannot
-            have what it looks for.
+            "unaware": only for a defense that no attack is built for; "foreign": it belongs to both for defenses of
+            other packages, and to neither for ours, whose laws our attacks know.
         exact: whether it computes inputs instead of searching them (`Guess.is_exact`); where it solves every victim,
             the default portfolio leaves searches out.
         contains: a plain attack that does the same with less knowledge; sets of attacks leave it out beside this one.
@@ -192,8 +191,7 @@ class Attack:
     probes: ClassVar[Annotated[tuple[ProbeName, ...], Field(min_length=1)]] = ("gradient", "local")
     probe_rounds: ClassVar[Annotated[int, Field(ge=1, le=100)]] = 1
     standard: ClassVar[bool] = True
-    quick: ClassVar[bool | Literal["unaware"]] = True
-    foreign: ClassVar[bool] = False
+    quick: ClassVar[bool | Literal["unaware", "foreign"]] = True
     exact: ClassVar[bool] = False
     contains: ClassVar[Name] = ""
     audit: ClassVar[Literal["", "references", "rounds", "clients"]] = ""

@@ -204,7 +204,14 @@ class Federation:
         acting: an active server; UsageError if its weights are of another architecture.
         """
         plan = probe_plan(self.plan, self.defense, max(len(data.x) for data in victims.values()), kind, rounds)
-        wire, states = Wire(keep=True), []
+        return self.forked(plan, victims, rounds, acting)
+
+    @_computing
+    def forked(
+        self, plan: Plan, victims: Mapping[Slot, Data], rounds: int = 1, acting: Acting | None = None
+    ) -> Transcript:
+        """Return the transcript of `probe` under a given plan."""
+        wire, states = Wire(keep=True), list[StateRecord]()
         for probe in sorted({slot.probe for slot in victims}):
             data = {s.client: moved(d, self.device) for s, d in victims.items() if s.probe == probe}
             parties = Parties(self.parties.server, list(self.parties.clients))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from ppbench.metrics.spec import SHARE, VALUE, Judgment, MetricSpec
 from ppbench.questions.base import DistanceLaw, Question
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, Scored, TargetModel
 from ppbench.records.figure import Terms, bootstrap_seed, record_metric
-from ppbench.records.schema import CellConfig, Metric, Record, Score
+from ppbench.records.schema import CellConfig, Flag, Metric, Record, Score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,7 +197,11 @@ class Membership(Question):
         return self._about(audit.candidates, audit.challenges())
 
     def _about(self, candidates: Candidates, challenges: list[Challenge]) -> Inquiry:
-        return Inquiry(challenges, lambda guesses: score_members(candidates, guesses), candidates.digest())
+        def score(guesses: Sequence[Guess]) -> Scored:
+            scored = score_members(candidates, guesses)
+            return replace(scored, flags=(*scored.flags, *families_differ(scored.victims)))
+
+        return Inquiry(challenges, score, candidates.digest())
 
     def metrics(self, scores: Sequence[MemberScore], terms: Terms) -> list[Metric]:
         """Return the metrics of a membership cell.
@@ -264,6 +269,47 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess], form: type[M
                 )
             )
     return Scored(scores)
+
+
+DIFFERENT = 3.0
+"""Deviations by which two families' AUCs differ, from which on they are not alike: 1 in 400 of three families do."""
+
+
+def families_differ(scores: Sequence[Any]) -> tuple[Flag, ...]:
+    """Return a flag if members of one family of canaries are found oftener than those of another, else ().
+
+    A figure over all families then hides the worst. Deviations are those of Hanley and McNeil (1982).
+    """
+    areas = []
+    for family in sorted({score.family for score in scores if score.canary}):
+        own = [score for score in scores if score.family == family]
+        inside = sum(score.member for score in own)
+        area = auc_of([(score.member, score.score) for score in own])
+        if area is not None:
+            areas.append((area, auc_deviation(area, inside, len(own) - inside), family))
+    if not areas:
+        return ()
+    (best, first, one), (least, second, other) = max(areas), min(areas)
+    if best - least <= DIFFERENT * max((first**2 + second**2) ** 0.5, 1e-12):
+        return ()
+    detail = f"the AUC of {one} canaries is {best:.2f}, of {other} ones {least:.2f}: the worst family counts"
+    return (Flag(code="families_differ", severity="info", detail=detail),)
+
+
+def auc_of(scored: Sequence[tuple[bool, float]]) -> float | None:
+    """Return the area under the ROC curve of (member, score) pairs; None without members or without others."""
+    members, others = ([score for member, score in scored if member is side] for side in (True, False))
+    if not members or not others:
+        return None
+    above = np.asarray(members)[:, None] - np.asarray(others)[None]
+    return float((above > 0).mean() + 0.5 * (above == 0).mean())
+
+
+def auc_deviation(area: float, members: int, others: int) -> float:
+    """Return the standard deviation of an AUC by Hanley and McNeil (1982)."""
+    one, two = area / (2 - area), 2 * area**2 / (1 + area)
+    spread = area * (1 - area) + (members - 1) * (one - area**2) + (others - 1) * (two - area**2)
+    return math.sqrt(max(spread, 0.0) / (members * others))
 
 
 def halves(scores: Sequence[Any]) -> list[Half]:

@@ -27,7 +27,7 @@ UNREPEATED = "not_replayable"
 """Flag of a defense whose server's code cannot be run again on what it received."""
 UNREPLAYED = "cannot be replayed"
 """The same in words: the beginning of the flag's clause, and a badge."""
-BELIED = ("own_account", "own_weights", "probe_noticed", "channel", UNREPEATED)
+BELIED = ("own_account", "own_weights", "probe_noticed", "audit_noticed", "channel", UNREPEATED)
 """Flags of a defense whose parties contradict its own account of its uploads, or whose account cannot be checked."""
 EXPLAINED = "law_explains"
 """Flag of a setting in which the defense's public law of noise accounts for its uploads."""

@@ -279,12 +279,22 @@ def _of_audits(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
         none = next((row for row in rows if row.key.defense == "none" and audit_of(row) == audit), None)
         name = CANARY_AUC.name if any(row.top(CANARY_AUC.name) for row in mine) else AUC.name
         undefended = Undefended(None if none is None or defense == "none" else none.top(name))
+        families = family_metrics(mine) if name == CANARY_AUC.name else []
         tried = sum(len(row.of("membership")) for row in mine)
         for row in mine:
             sides = Sides.of(row.records, name)
             if sides.worst is not None:
-                became: Fate = "falls" if above_chance(sides.worst, name, tried) else "undecided"
+                alone = any(
+                    above_chance(record, one, tried * len(families)) for record in row.records for one in families
+                )
+                became: Fate = "falls" if alone or above_chance(sides.worst, name, tried) else "undecided"
                 yield Finding(row, "canaries", name, became, sides, tried, undefended)
+
+
+def family_metrics(rows: Sequence[SettingRow]) -> list[str]:
+    """Return the names of the AUCs of single families of canaries: the worst family counts."""
+    names = (metric.name for row in rows for record in row.records for metric in record.metrics)
+    return sorted({name for name in names if name.startswith(f"{AUC.name}_")})
 
 
 # -- Whether a run refutes the stated epsilon: an attack that succeeds more often than it allows --

@@ -185,10 +185,10 @@ def _is_included(config: EvaluateConfig, factory: Any) -> bool:
     acting = any(threat.acts and threat.among(known) for threat in map(recorded_threat, config.threats))
     if "all" in config.attacks or audited or acting:
         return True
-    if getattr(factory, "foreign", False) and not third_party("defenses", config.defense):
-        return False
     # Not inherited: a subclass of an attack that is left out need not be left out.
     quick = getattr(factory, "__dict__", {}).get("quick", True)
+    if quick == "foreign":
+        return third_party("defenses", config.defense)
     if quick == "unaware":
         aware = (one for _, one in _available(config) if getattr(one, "adaptive", False) and one.targets is not None)
         quick = not any(among(one.targets, config.defense) for one in aware)

@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import FirstLayer, guessed_labels, mean_image
 from ppbench.attacks.reconstruction.batches import SUSPECT, RebuiltBatch, rebuilt_batch
-from ppbench.attacks.reconstruction.gauss_newton import GradientProblem
+from ppbench.attacks.reconstruction.gauss_newton import MOST_REFINED, GradientProblem, image_prior
 from ppbench.attacks.reconstruction.linear_systems import Prior, Solution
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.attacks.reconstruction.spear import batch_mismatch
@@ -43,12 +43,8 @@ NOISY = 1e-6
 """Relative residual of the head's gradient above which it is noisy: rounding leaves 1e-7."""
 MOST_UNKNOWNS, MOST_OPEN = 8192, 4096
 """Numbers of a layer's input that are solved for at once, at most (half a gigabyte); and where fewer are determined."""
-MOST_REFINED, LOUD = 1024, 0.1
-"""Numbers of an image, and noise relative to the gradient, up to which the whole gradient is solved at once."""
-STEP, SMOOTH_PIXELS = 0.1, 16
-"""Typical difference of neighboring pixels, of the data range, in images of at least so many pixels a side."""
-SPREAD = 0.5
-"""Typical distance of a pixel from the middle of the data range, in units of that range."""
+LOUD = 0.1
+"""Noise relative to the gradient up to which the whole gradient is solved at once."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +154,7 @@ def _is_refinable(rebuilt: Rebuilt, evidence: Evidence) -> bool:
 def _refined(rebuilt: Rebuilt, evidence: Evidence, plan: Plan, labels: Tensor) -> tuple[Tensor, int]:
     """Return the most probable image near the rebuilt one, that itself if none explains more, and evaluations spent."""
     y = one_hot(labels, plan.spec.classes).double()
-    problem = GradientProblem(evidence, y, rebuilt.noise, plan.spec.shape, _image_prior(plan), plan.data_range)
+    problem = GradientProblem(evidence, y, rebuilt.noise, plan.spec.shape, image_prior(plan), plan.data_range)
     start = rebuilt.image.clamp(*plan.data_range)
     try:
         answer = problem.refined(start)
@@ -175,7 +171,7 @@ def _batch_guess(victim: PosedVictim, evidence: Evidence, labels: Tensor) -> Gue
         return None
 
     def problem(stage: ConvolutionStage, known: KnownMaps) -> StageProblem:
-        prior = _image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
+        prior = image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
         return _problem(stage, params, evidence, known.shaped(len(params[stage.weight])), prior)
 
     def solved() -> RebuiltBatch | None:
@@ -263,7 +259,7 @@ def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, he
     for stage in reversed(chain.stages):
         if stage.weight not in evidence.observed or not _is_solvable(stage, params[stage.weight].numel()):
             return None
-        prior = _image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
+        prior = image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
         problem = _problem(stage, params, evidence, known.shaped(len(params[stage.weight])), prior)
         solution, below = problem.solved()
         doubtful = solution.backward > SUSPECT and 2 * solution.determined > solution.u.size
@@ -305,12 +301,6 @@ def _problem(
 
 def _numbers(value: Tensor) -> Floats:
     return np.asarray(value.detach().double().cpu().numpy())
-
-
-def _image_prior(plan: Plan) -> Prior:
-    low, high = plan.data_range
-    smooth = min(plan.spec.shape[-2:]) >= SMOOTH_PIXELS
-    return Prior((low + high) / 2, SPREAD * (high - low), STEP * (high - low) if smooth else None)
 
 
 def _prior(chain: Stages, stage: ConvolutionStage) -> Prior:

@@ -18,8 +18,9 @@ from torch.func import jvp, vmap
 
 from ppbench.attacks.reconstruction.linear_systems import Prior
 from ppbench.attacks.reconstruction.stage_inputs import ROUNDING
+from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Noise
+from ppbench.federation.plan import Noise, Plan
 from ppbench.metrics.intervals import Floats
 
 # -- Damped steps (Levenberg and Marquardt) --
@@ -88,8 +89,21 @@ LEAST_PROGRESS = 1e-4
 """Relative decrease of the objective below which the search ends."""
 OVERSHOOT = 0.01
 """Typical distance by which a number of the answer leaves the data range, of that range."""
+MOST_REFINED = 1024
+"""Numbers of an image up to which the whole gradient is solved at once."""
+STEP, SMOOTH_PIXELS = 0.1, 16
+"""Typical difference of neighboring pixels, of the data range, in images of at least so many pixels a side."""
+SPREAD = 0.5
+"""Typical distance of a pixel from the middle of the data range, in units of that range."""
 NOISE_EXPLAINED = 3.0
 """Mean squared residual, in units of the noise's variance, up to which an image explains the observation."""
+
+
+def image_prior(plan: Plan) -> Prior:
+    """Return what is known of an image beforehand: a wide law around the middle of the data range."""
+    low, high = plan.data_range
+    smooth = min(plan.spec.shape[-2:]) >= SMOOTH_PIXELS
+    return Prior((low + high) / 2, SPREAD * (high - low), STEP * (high - low) if smooth else None)
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,9 @@ class Refined:
 class GradientProblem:
     """One observed gradient of one image with label y [1, C], its law of noise, and what is known of the image.
 
-    shape: of the image; prior: of its numbers; data_range: which it hardly leaves.
+    shape: of the image; prior: of its numbers; data_range: which it hardly leaves; precision: of each entry of the
+    gradient, in place of those that the law and `Evidence.weight` give; steps: at most; scaled: whether the gradient
+    has an unknown factor.
     """
 
     evidence: Evidence
@@ -114,6 +130,9 @@ class GradientProblem:
     shape: tuple[int, ...]
     prior: Prior
     data_range: tuple[float, float]
+    precision: Params | None = None
+    steps: int = IMAGE_STEPS
+    scaled: bool = False
 
     @torch.no_grad()
     def refined(self, image: Tensor) -> Refined:
@@ -121,7 +140,7 @@ class GradientProblem:
         start = image.detach().double().to(self.evidence.device).flatten()
         before = self.residual(start)
         end = gauss_newton_minimum(
-            self, start, cost=len(start), steps=IMAGE_STEPS, progress=LEAST_PROGRESS, enough=np.inf
+            self, start, cost=len(start), steps=self.steps, progress=LEAST_PROGRESS, enough=np.inf
         )
         left, seen = float(end.residual @ end.residual), int((self._roots > 0).sum())
         explains = left <= min(float(before @ before), NOISE_EXPLAINED * seen)
@@ -131,7 +150,9 @@ class GradientProblem:
         """Return the residuals [P] at an image [n], in units of their deviations."""
         simulated = self.evidence.simulate(z.view(1, 1, *self.shape), self.y[None].to(z))
         flat = torch.cat([simulated[name].flatten() for name in self.evidence.observed])
-        return (flat - self._observed) * self._roots
+        gap, seen = flat * self._roots, self._observed * self._roots
+        factor = (gap @ seen) / (seen @ seen) if self.scaled else 1.0
+        return gap - factor * seen
 
     @cached_property
     def _observed(self) -> Tensor:
@@ -140,6 +161,8 @@ class GradientProblem:
     @cached_property
     def _roots(self) -> Tensor:
         """The roots [P] of the entries' precisions."""
+        if self.precision is not None:
+            return torch.cat([self.precision[name].double().sqrt().flatten() for name in self.evidence.observed])
         roots, weight = [], self.evidence.weight
         for name, value in self.evidence.observed.items():
             noise = 0.0 if self.noise is None else self.noise.of(name)

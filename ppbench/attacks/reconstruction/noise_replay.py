@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -72,8 +72,7 @@ class NoiseReplay(IDLG):
     name: ClassVar[str] = "noise_replay"
     version: ClassVar[str] = "1"
     standard: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
-    foreign: ClassVar[bool] = True
+    quick: ClassVar[Literal["foreign"]] = "foreign"
     reads_alone: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")
     probes: ClassVar[tuple[str, ...]] = ("gradient",)

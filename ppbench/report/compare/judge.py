@@ -380,10 +380,10 @@ def _points(pairs: Sequence[RowPair]) -> dict[_Point, list[int]]:
     return points
 
 
-def worst_cases(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
-    """Yield the worst case of each point over the reconstruction attacks on both sides, where there are several."""
+def scenes_of(pairs: Sequence[RowPair]) -> Iterator[tuple[list[RowPair], RowPair]]:
+    """Yield the reconstruction attacks on both sides of each point in one scene, and the worst case over them."""
     for (where, _, seeds, kind), places in _points(pairs).items():
-        if not question_of(kind).inputs or len(places) < 2:
+        if not question_of(kind).inputs:
             continue
         some = [pairs[place] for place in places]
         sides = [
@@ -392,7 +392,15 @@ def worst_cases(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
         ]
         base, new = (tuple(case for case in side if case is not None) for side in sides)
         if len(base) == len(new) == len(seeds):
-            yield RowPair(replace(where, attack=f"worst case of {len(some)} attacks"), seeds, base, new, notes(some))
+            where = replace(where, attack=f"worst case of {len(some)} attacks")
+            yield some, RowPair(where, seeds, base, new, notes(some))
+
+
+def worst_cases(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
+    """Yield the worst case of each point over the reconstruction attacks on both sides, where there are several."""
+    for some, worst in scenes_of(pairs):
+        if len(some) > 1:
+            yield worst
 
 
 def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:

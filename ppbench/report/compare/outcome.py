@@ -14,6 +14,7 @@ from ppbench.records.run_files import Soundness, soundness_of
 from ppbench.records.schema import MODEL_METRICS, Record
 from ppbench.records.sources import SOURCES_FILE
 from ppbench.records.store import open_results
+from ppbench.report.compare.alone import lone_rows, unasked_clients
 from ppbench.report.compare.join import RowPair, join
 from ppbench.report.compare.judge import ComparedRow, judged_rows, printable, rows_of
 from ppbench.report.controls import CONTROLS, check_controls, check_harness
@@ -130,11 +131,11 @@ def compare(baseline: Path, new: Path) -> Comparison:
     """Return the comparison of two folders; UsageError: no or damaged results, or a baseline changed by hand."""
     (ours, _), (theirs, outcome) = _results(baseline, "BASELINE"), _results(new, "NEW")
     joined = join(ours, theirs)
-    rows = judged_rows(rows_of(joined))
+    rows = [*judged_rows(rows_of(joined)), *lone_rows(joined.pairs)]
     faults = [*(f"NEW, {line}" for line in failed_controls(theirs, outcome)), *_changed_controls(rows)]
     if faults:
         rows = [_withheld(row) for row in rows]
-    remarks = *_notes(rows), *_devices(joined.pairs)
+    remarks = *_notes(rows), *_devices(joined.pairs), *unasked_clients(joined.pairs)
     return Comparison(baseline, new, tuple(rows), tuple(faults), remarks, tuple(_mixed(new)))
 
 
@@ -203,7 +204,7 @@ def _changed_controls(rows: Sequence[ComparedRow]) -> list[str]:
 
 
 def _withheld(row: ComparedRow) -> ComparedRow:
-    if row.where.defense in CONTROLS or row.change is None:
+    if row.where.defense in CONTROLS or (row.change is None and row.status != "regression"):
         return row
     note = "; ".join(part for part in ("no verdict: a control failed", row.note) if part)
     return replace(row, status="unjudged", note=note)

@@ -96,9 +96,21 @@ def _audit_verdict(
 
 def _canaries(record: Record | None) -> str:
     rate = figure_text(record, "canary_tpr_at_1pct_fpr", ".0%")
-    return f"AUC {figure_text(record, CANARIES, '.2f')}" + (
+    return f"AUC {figure_text(record, CANARIES, '.2f')}{_worst_family(record)}" + (
         "" if rate == "-" else f", {rate} of members at 1% false ones"
     )
+
+
+def _worst_family(record: Record | None) -> str:
+    """Return the AUC of the worst family of canaries, where its members are found clearly oftener than those of all."""
+    whole = None if record is None else record.metric(CANARIES)
+    families = (
+        [] if record is None else [m for m in record.metrics if m.name.startswith("auc_") and m.value is not None]
+    )
+    worst = max(families, key=lambda metric: metric.value or 0.0, default=None)
+    if whole is None or worst is None or whole.high is None or worst.low is None or worst.low <= whole.high:
+        return ""
+    return f" ({worst.value:.2f} of {worst.name.removeprefix('auc_').replace('_', ' ')} ones alone)"
 
 
 def _owners(rows: Sequence[SettingRow], none: SettingRow | None) -> list[Verdict]:

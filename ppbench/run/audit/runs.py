@@ -38,9 +38,11 @@ from ppbench.federation.threats import ThreatModel, threat_model
 from ppbench.federation.view import BEGUN, StateRecord, Transcript, View
 from ppbench.federation.wire import SERVER, Envelope, session_of
 from ppbench.metrics.modality import modality_in
+from ppbench.questions.membership import AVERAGE
 from ppbench.records.schema import Flag, Strict
 from ppbench.run.audit.population import ADVERSARY, Population, has_view, needs_level, populate
 from ppbench.run.cost import measured_client, peak_memory
+from ppbench.run.detection import audit_flags
 from ppbench.run.experiment import Experiment, Point
 from ppbench.run.train import TrainingResult, curve_figure, figures_of
 
@@ -483,9 +485,16 @@ class Questions:
         """Return the question of who holds each member, and the owners, for the scorer."""
         return self.audit.population.tracing()
 
+    @cached_property
+    def noticed(self) -> tuple[Flag, ...]:
+        """A flag if clients behave otherwise because they hold canaries."""
+        population = self.audit.population
+        average = torch.tensor([family == AVERAGE for family in population.candidates.family])
+        return audit_flags(self.audit.restore(), replace(population, keep=population.keep & average).shards(0))
+
     def flags(self) -> tuple[Flag, ...]:
         """Return what a reader must know about the audit."""
-        audit, config, flags = self.audit, self.audit.experiment.config, []
+        audit, config, flags = self.audit, self.audit.experiment.config, [*self.noticed]
         references, dropped = self.references
         if references is not None:
             code, detail = (
