@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ppbench.base.secret_draws import Law, noise
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.bounds import NonNegative
 from ppbench.federation.contract import Context, Defense
-from ppbench.federation.draws import Law, noise
 from ppbench.federation.plan import Batch, Noise, Plan
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.declarations import class_faults, contract_faults, field_faults, word_faults
 from ppbench.base.errors import ProtocolError, UsageError, shown
+from ppbench.base.secret_draws import at_step
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import bounds_of
-from ppbench.federation.draws import at_step
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Batch, Data, Layout, Noise, Plan, all_at_once, shuffled
 from ppbench.federation.plan import Context as Context

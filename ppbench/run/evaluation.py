@@ -43,11 +43,11 @@ from ppbench.records.schema import Record, Scalar
 from ppbench.records.sources import source_digest, warn_changed
 from ppbench.records.store import Store
 from ppbench.report.controls import Check, check_harness
+from ppbench.report.findings import Verdict
 from ppbench.report.leak import skipped_searches, solved_sentence
 from ppbench.report.page.board import up_to_date, write_board
 from ppbench.report.page.headline import Answer, answer_of
 from ppbench.report.verdict import verdicts
-from ppbench.report.verdict.verdict import Verdict
 from ppbench.run.audit.population import populate
 from ppbench.run.cells import CellGroup, groups, inapplicable, runs_in
 from ppbench.run.config import EvaluateConfig, configure

@@ -72,7 +72,7 @@ class NoiseReplay(IDLG):
     name: ClassVar[str] = "noise_replay"
     version: ClassVar[str] = "1"
     standard: ClassVar[bool] = True
-    quick: ClassVar[Literal["foreign"]] = "foreign"
+    quick: ClassVar[bool | Literal["unaware", "foreign"]] = "foreign"
     reads_alone: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")
     probes: ClassVar[tuple[str, ...]] = ("gradient",)

@@ -32,12 +32,12 @@ from ppbench.report.columns import (
 from ppbench.report.controls import CONTROLS, UNREPLAYED, Check, check_controls, value
 from ppbench.report.costs import relative_costs
 from ppbench.report.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
+from ppbench.report.findings import Verdict
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, SETTING, TRAINED, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leaks_of
 from ppbench.report.learning import USABLE, is_usable, learning_of, points_lost
 from ppbench.report.verdict import verdicts
-from ppbench.report.verdict.verdict import Verdict
 from ppbench.report.words import STAGE_ORDER, evaluation_titles, evaluation_words, key_differences
 
 # -- The table of all cells, one row per cell, and its CSV file; columns: `report.columns` --

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from ppbench.metrics.epsilon import VACUOUS, epsilon_words
 from ppbench.questions.base import questions
 from ppbench.records.schema import Record
-from ppbench.report.findings import findings_of, refutation_of
+from ppbench.report.findings import Verdict, findings_of, refutation_of
 from ppbench.report.frame import TRAINED, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.learning import learning_of
 from ppbench.report.verdict.models import audit_verdicts, model_verdicts
 from ppbench.report.verdict.uploads import upload_verdicts
-from ppbench.report.verdict.verdict import Verdict
 from ppbench.report.words import listed_values, setting_labels
 
 MOST_DIFFERING_WORDS = 3  # words in which reasons may differ and still be joined into one

@@ -16,6 +16,7 @@ from ppbench.report.findings import (
     Fate,
     Finding,
     ModelFate,
+    Verdict,
     audit_of,
     holders_rows,
     joint_fate,
@@ -23,7 +24,6 @@ from ppbench.report.findings import (
     same_outputs,
 )
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows
-from ppbench.report.verdict.verdict import Verdict
 from ppbench.report.words import attack_at, figure_text, listed_values
 from ppbench.report.worst import Measured, attack_of
 

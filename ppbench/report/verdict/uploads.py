@@ -12,11 +12,10 @@ from ppbench.questions.recognition import gallery_size
 from ppbench.records.figure import Figured, best
 from ppbench.records.schema import ProbeInfo, Record, Utility
 from ppbench.report.controls import easiest, rebuilding, value
-from ppbench.report.findings import Fate, Finding, fate_of, joint_fate
+from ppbench.report.findings import Fate, Finding, Verdict, fate_of, joint_fate
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak, Side, leaks_of
 from ppbench.report.rows import SettingRow, judged_keys, probe_text, upload_rows
-from ppbench.report.verdict.verdict import Verdict
 from ppbench.report.words import STAGES, attack_at, decibels, figure_text, listed_values, utility_text
 from ppbench.report.worst import attack_of
 
