@@ -442,6 +442,10 @@ MORE = {
     "what an attack reports": (relabelled(lambda d: [v.update(confidence=0.5) for v in d["victims"] if "psnr" in v]),
                                "confidence, oracle, path and layers are what attacks answered in"),
     "model and cache": (model_and_cache, "the model in cache/ measured again at"),
+    "a threat model of nobody's": (
+        relabelled(lambda d: d["config"]["threat_model"].update(id="spy/1"), lambda r: r.config.attack.id == "ig"),
+        "threat models that are not ours",
+    ),
     "newer schema": (newer_schema, "'ppbench.run/2'"),
     "origin": (edited("origin.json", '"command": "', '"command": "other '), "where and when it ran in"),
 }  # fmt: skip

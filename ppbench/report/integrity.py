@@ -320,8 +320,6 @@ def _curve(record: Record) -> Iterator[str]:
     rounds = [number for number, _ in utility.curve]
     if rounds != sorted(set(rounds)) or any(not 1 <= number <= config.federation.rounds for number in rounds):
         yield f"utility.curve is at rounds {rounds}, which do not ascend from 1 to {config.federation.rounds}"
-    elif utility.accuracy is not None and rounds and rounds[-1] != config.federation.rounds:
-        yield f"utility.curve ends at round {rounds[-1]}, the training at {config.federation.rounds}"
     last = utility.curve[-1][1] if utility.curve else None
     if utility.accuracy is not None and utility.dice is None and last != utility.accuracy:
         yield f"utility.accuracy is {utility.accuracy}, its curve ends at {last}"

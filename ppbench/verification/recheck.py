@@ -29,7 +29,7 @@ from ppbench.claims.check import PAPER_CLAIMS, claimed
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import probe_plan
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.threats import threat_model
+from ppbench.federation.threats import THREATS, threat_model
 from ppbench.federation.view import Transcript
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import missing_sentences, question_for
@@ -396,8 +396,9 @@ def _evidence(store: Store, records: Sequence[Record], notes: _Notes) -> None:
 def _not_again(store: Store, record: Record) -> str:
     """Return why the uploads of a record's probe are not made again, "" if they are."""
     config, fed = record.config, record.config.federation
-    if config.audit is not None or threat_model(config.threat_model.id).acts:
-        return "of audits and servers that act"
+    threat = THREATS.get(config.threat_model.id)
+    if config.audit is not None or threat is None or threat.acts:
+        return "of audits, servers that act, and threat models that are not ours"
     if why := _not_ours(record):
         return why
     if (config.probe, fed.device, record.environment.ppbench) != ("gradient", "cpu", __version__):
