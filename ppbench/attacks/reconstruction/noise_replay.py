@@ -50,8 +50,8 @@ FEWEST_CHECKS = 32
 """Parity checks of known bits that must all hold before the state is solved for: chance passes one time in 2^32."""
 MOST_TRIPLES = 400
 """Triples of words that the parity checks look at."""
-SURPLUS = 1.05
-"""Equations for each unknown, since some follow from others."""
+SURPLUS = (1.05, 1.4, 9.0)
+"""Equations for each unknown, at most: more where fewer leave something open, since some follow from others."""
 REACH = 24
 """Times that the state is renewed, at most, to get equations."""
 AGREES = 1e-5
@@ -397,18 +397,20 @@ def solved_state(known: KnownWords) -> tuple[int, _Words] | None:
     values[known.at[inside] - start], sure[known.at[inside] - start] = known.values[inside], known.sure[inside]
     bit = np.arange(32)
     is_open = ~((bit >= UNIFORM_BITS - sure[:, None]) & (bit < UNIFORM_BITS))
-    rows = symbolic_outputs(is_open, values[:, None] >> bit & 1)
-    solution = solution_of(
-        _equations(rows, known, start, int(is_open.sum())), int(is_open.sum()), int(is_open[0].sum())
-    )
-    if solution is None:
-        return None
     bits = (values[:, None] >> bit & 1).astype(np.uint32)
-    bits[is_open] = solution
-    return start, untempered((bits << bit.astype(np.uint32)).sum(1, dtype=np.uint32))
+    unknowns, idle = int(is_open.sum()), int(is_open[0].sum())
+    for surplus in SURPLUS:
+        equations = _equations(symbolic_outputs(is_open, bits), known, start, surplus * unknowns)
+        pivots = _eliminate(equations, unknowns)
+        if equations[len(pivots) :].any():
+            return None  # they contradict each other: it was another generator
+        if all(column < idle for column in set(range(unknowns)) - set(pivots)):
+            bits[is_open] = solution_of(equations, pivots, unknowns)
+            return start, untempered((bits << bit.astype(np.uint32)).sum(1, dtype=np.uint32))
+    return None
 
 
-def symbolic_outputs(is_open: _Flags, bits: _Integers) -> _Packed:
+def symbolic_outputs(is_open: _Flags, bits: _Words) -> _Packed:
     """Return the bits of 624 outputs as sums of unknown ones: packed rows [624, 32, W], the last word of each for 1.
 
     is_open: [624, 32], which bits are unknown; bits: the others' values.
@@ -421,8 +423,8 @@ def symbolic_outputs(is_open: _Flags, bits: _Integers) -> _Packed:
     return rows
 
 
-def _equations(outputs: _Packed, known: KnownWords, start: int, unknowns: int) -> _Packed:
-    """Return sums of unknown bits that are 0, [R, W] packed, from known words after the first 624.
+def _equations(outputs: _Packed, known: KnownWords, start: int, most: float) -> _Packed:
+    """Return some `most` sums of unknown bits that are 0, [R, W] packed, from known words after the first 624.
 
     They are of bits drawn from all words: whole words would often follow from others, by the relations of three.
     """
@@ -432,7 +434,7 @@ def _equations(outputs: _Packed, known: KnownWords, start: int, unknowns: int) -
     bit = np.arange(32)
     usable = (bit >= UNIFORM_BITS - later.sure[:, None]) & (bit < UNIFORM_BITS)
     lots = np.random.default_rng(0).random(usable.shape)
-    usable &= lots < SURPLUS * unknowns / max(1, usable.sum())
+    usable &= lots < most / max(1, usable.sum())
     for block in range(1, REACH):
         _renew(rows)
         first = start + block * TWISTER
@@ -482,18 +484,11 @@ def _renew(rows: _Packed) -> None:
         rows[begin:end] = new
 
 
-def solution_of(rows: _Packed, unknowns: int, idle: int) -> NDArray[np.uint32] | None:
-    """Return the unknowns, 0 or 1, of equations [R, W] (changed in place); None: contradictory, or not determined.
-
-    idle: how many of the first unknowns need not be determined; those are 0.
-    """
-    pivots = _eliminate(rows, unknowns)
-    free = set(range(unknowns)) - set(pivots)
-    if rows[len(pivots) :].any() or any(column >= idle for column in free):
-        return None
+def solution_of(rows: _Packed, pivots: Sequence[int], unknowns: int) -> NDArray[np.uint32]:
+    """Return the unknowns, 0 or 1, of equations in echelon form; those without a pivot are 0."""
     solution = np.zeros(rows.shape[1], dtype=np.uint64)
     solution[-1] = 1
-    for row, column in zip(rows[len(pivots) - 1 :: -1], reversed(pivots), strict=True):
+    for row, column in zip(rows[: len(pivots)][::-1], reversed(pivots), strict=True):
         if int(np.bitwise_xor.reduce(row & solution)).bit_count() % 2:
             solution[column // 64] |= np.uint64(1 << column % 64)
     bits = np.unpackbits(solution.view(np.uint8), bitorder="little")
