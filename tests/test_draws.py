@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from ppbench.base import machine
+from ppbench.base import secret_draws as draws
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, nbytes
 from ppbench.defenses.dp import DP
-from ppbench.federation import draws
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.drive import Backend
 from ppbench.federation.engine import Federation
