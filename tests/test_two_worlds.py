@@ -74,7 +74,7 @@ def test_a_channel_is_named():
     (flag,) = flags(LatePads())
     assert "Beside.params of client 0 in round 1 with Beside.beside of client 0 in round 2" in flag.detail
     (flag,) = flags(Quorum())
-    assert "Update.params of client 0" in flag.detail and "(and 7 more)" in flag.detail
+    assert "Update.params of client 0" in flag.detail and "(and 11 more)" in flag.detail
 
 
 @pytest.mark.parametrize("seed", SEEDS)
