@@ -1,5 +1,6 @@
 """The two-world test names what a server receives beyond a defense's word, and accuses nobody who keeps it."""
 
+import re
 from functools import lru_cache
 
 import pytest
@@ -73,7 +74,7 @@ def test_a_channel_is_named():
     assert "Generous.beside of client 0 at set-up holds secrets" in flag.detail
     (flag,) = flags(LatePads())
     assert "Beside.params of client 0 in round 1 with Beside.beside of client 0 in round 2" in flag.detail
-    assert "(and 11 more)" in flag.detail
+    assert re.search(r"\(and \d+ more\)$", flag.detail)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -63,8 +63,9 @@ DRAWS = 6
 CLIENTS = 5
 """Most clients of a world; of networks of `SMALL` parameters or more, two fewer."""
 SMALL = 50_000
-LARGE = 256
-"""Most examples of a client in the larger of two cohorts."""
+LARGE, FEWEST, NUMBERS = 256, 12, 2**22
+"""Most and fewest examples of a client in the larger of two cohorts; between, so many that with the network's
+parameters they are `NUMBERS`."""
 SAMPLE = 2048
 """Most numbers of a message part, or of an intermediate result of the server, that are compared."""
 HIDDEN = 0.5
@@ -468,15 +469,14 @@ def world_report(fed: Federation, params: Params, size: int) -> WorldReport:
 
 def _report_of(fed: Federation, params: Params, clients: int, size: int) -> WorldReport:
     held = max(len(shard.x) for shard in fed.shards.values())
+    count = min(held, LARGE, max(FEWEST, NUMBERS // max(1, sum(value.numel() for value in params.values()))))
     small = Cohort(fed, params, clients, size, "gradient")
-    large = Cohort(fed, params, clients, max(min(held, LARGE), size), "local")
-    for cohort in (small, large):
-        first, again = (
-            cohort.world(cohort.data.first, 0, compute, rounds=MORE_ROUNDS) for compute in (cohort.recorded, plain)
-        )
+    large = Cohort(fed, params, clients, max(count, size), "local")
+    for cohort, rounds in ((small, MORE_ROUNDS), (large, ROUNDS)):
+        first, again = (cohort.world(cohort.data.first, 0, way, rounds=rounds) for way in (cohort.recorded, plain))
         if odd := differing(first, again):
             return WorldReport(refusal=f"{place_of(odd[0])} is another one when it is sent again")
-        channels = _of_examples(cohort, first)
+        channels = _of_examples(cohort, first, rounds)
         reason = refusal(first.transcript.view(HONEST_SERVER))
         if channels or reason:
             return WorldReport(tuple(channels), reason)
@@ -490,13 +490,13 @@ def _report_of(fed: Federation, params: Params, clients: int, size: int) -> Worl
     return WorldReport(tuple(_escrowed([small.world(small.data.first, number, plain) for number in range(DRAWS + 2)])))
 
 
-def _of_examples(cohort: Cohort, first: World) -> list[Channel]:
+def _of_examples(cohort: Cohort, first: World, rounds: int) -> list[Channel]:
     """Return the parts that differ with the examples though the updates, and all draws, are equal."""
     data = cohort.data
-    names = differing(first, cohort.world(data.others, 0, Repeated(cohort.work), rounds=MORE_ROUNDS))
+    names = differing(first, cohort.world(data.others, 0, Repeated(cohort.work), rounds=rounds))
     if not names:
         update = [_direction(cohort.params)]
-        one, two = (cohort.prescribed(some, [0], update, rounds=MORE_ROUNDS) for some in (data.first, data.others))
+        one, two = (cohort.prescribed(some, [0], update, rounds=rounds) for some in (data.first, data.others))
         if one and two and _same_account(one[0], two[0]):
             names = differing(one[0], two[0])
     return [Channel(place_of(name), "differs with the examples where updates are equal") for name in names]
