@@ -57,8 +57,10 @@ def test_a_law_of_each_entry_is_told_by_eight_uploads_and_of_each_tensor_by_one(
     assert one[:1000].std() < 1e-6 > one[1000:].std() and one[0] > 1e5 * one[-1]
     even = torch.randn(8, 3000, generator=draws).double()
     assert uploads.uneven(noise) and not Uploads(even, (3000,)).uneven(even)
-    sparse = even[:1] * (torch.rand(1, 3000, generator=draws) > 0.1)
+    sparse = even[:1] * (1e-4 + (torch.rand(1, 3000, generator=draws) > 0.1))
     assert Uploads(sparse, (3000,)).uneven(sparse) and not Uploads(sparse, (3000,)).uneven_entries(sparse)
+    unsent = even[:1] * (torch.rand(1, 3000, generator=draws) > 0.1)
+    assert not Uploads(unsent, (3000,)).uneven(unsent), "what is not sent is unknown, not bare"
 
 
 def test_directions_that_hold_all_noise_are_found_and_none_where_there_are_none():
