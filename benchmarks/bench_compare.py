@@ -7,8 +7,8 @@ speed: CPU seconds of one thread for one row of 1400 candidates (the machine may
 rerun: an evaluation of `dp` made again and again with the same questions but other draws of training, noise and attack
     (20 times, about 20 s each), compared with the first one and each with the one before: no defense changed, so every
     regression is false. What differs between reruns is where `power` takes its noise from.
-edits: a defense (tests/weakened) evaluated by default at its initial weights, and again after each of 25 edits of its
-    code, 15 of which weaken it; and 10 reruns with draws that no seed decides. 40 s each.
+edits: a defense (tests/weakened) evaluated by default at its initial weights, and again after each of 26 edits of its
+    code, 16 of which weaken it; and 10 reruns with draws that no seed decides. 40 s each.
 Printed, and written to benchmarks/results/compare.json (edits: compare_edits.csv) where PPBENCH_KEEP is set.
 PPBENCH_RERUNS: a folder in which reruns are kept, and found finished.
 """

@@ -69,6 +69,11 @@ def one_client(s: Sent) -> Tensor:
     return s.update + s.noise() * (s.ctx.party != 3)
 
 
+def one_client_redrawn(s: Sent) -> Tensor:
+    """The same, while all others draw anew."""
+    return s.update + s.noise(fresh()) * (s.ctx.party != 3)
+
+
 def training_bare(s: Sent) -> Tensor:
     return s.update + s.noise() * (len(s.data.x) < 10)
 
@@ -128,7 +133,7 @@ WEAKER: Mapping[str, Callable[[Sent], Tensor]] = {
     f.__name__: f
     for f in (
         *(tenth_bare, scattered_bare, one_client, training_bare, head_bare, halved, even_rounds, odd_rounds),
-        *(wide_clip, reused, rounded, biases_bare, one_example_bare, by_norm, low_rank),
+        *(one_client_redrawn, wide_clip, reused, rounded, biases_bare, one_example_bare, by_norm, low_rank),
     )
 }
 

@@ -190,7 +190,9 @@ class Uploads:
 
     def uneven(self, residuals: Tensor) -> bool:
         """Return whether entries differ in their noise, in all uploads alike or within one."""
-        small = self.bare(residuals, BARE_SCALE).sum() > BEYOND_CHANCE * normal_share(BARE_SCALE) * residuals.numel()
+        small = (
+            self.bare(residuals, BARE_SCALE).sum() > BEYOND_CHANCE * normal_share(BARE_SCALE) * (residuals != 0).sum()
+        )
         return self.uneven_entries(residuals) or bool(small)
 
     def shared(self, residuals: Tensor) -> Tensor:
@@ -209,7 +211,7 @@ class Uploads:
 
     def bare(self, residuals: Tensor, scale: float) -> Tensor:
         """Return which residuals [..., P] are within a scale, relative to those of their tensor."""
-        return residuals.abs() < scale * self.per_tensor(residuals.square()).sqrt()
+        return (residuals != 0) & (residuals.abs() < scale * self.per_tensor(residuals.square()).sqrt())
 
 
 def flat(tree: Params) -> Tensor:
@@ -261,8 +263,14 @@ class Fit:
         simulated = self.evidence.simulate(self.image[None].to(self.evidence.device), y.to(self.evidence.device))
         both = flat(self.evidence.observed), flat(simulated)
         observed, gradient = (self.without(values) for values in both)
-        factor = (precision * observed) @ gradient / ((precision * gradient) @ gradient)
-        return both[0] - factor * both[1] if whole else observed - factor * gradient
+        law = precision * self._sent
+        factor = (law * observed) @ gradient / ((law * gradient) @ gradient)
+        return self._sent * (both[0] - factor * both[1] if whole else observed - factor * gradient)
+
+    @property
+    def _sent(self) -> Tensor:
+        """1 for entries that were sent, 0 for those that are exactly zero: what is not sent may be anything."""
+        return (flat(self.evidence.observed) != 0).double()
 
     def without(self, values: Tensor) -> Tensor:
         """Return entries [P] without their part in the directions that hold the noise of all uploads."""
@@ -290,7 +298,7 @@ class Fit:
         if steps < 1:
             return False
         y = one_hot(torch.tensor([self.label]), self.plan.spec.classes).double().to(self.evidence.device)
-        law, known = shaped(precision, self.evidence.observed), image_prior(self.plan)
+        law, known = shaped(precision * self._sent, self.evidence.observed), image_prior(self.plan)
         problem = GradientProblem(
             self._seen, y, None, self.plan.spec.shape, known, self.plan.data_range, law, steps, scaled=True
         )
@@ -301,7 +309,9 @@ class Fit:
     def narrow(self, uploads: Uploads, law: Tensor) -> None:
         """Search on among single entries that may be bare, from the scale on at which most are beyond chance."""
         residual = self.residual(law)
-        shares = [float(uploads.bare(residual, s).sum()) / self._by_chance(s, len(residual)) for s in NARROWER]
+        shares = [
+            float(uploads.bare(residual, s).sum()) / self._by_chance(s, int((residual != 0).sum())) for s in NARROWER
+        ]
         first = max(range(len(shares)), key=lambda place: shares[place])
         for scale in NARROWER[first:] if shares[first] >= BEYOND_CHANCE else ():
             residual, before = self.residual(law), self.image
@@ -309,8 +319,9 @@ class Fit:
             law = 1 / (width.square() + residual.square())
             if not self.go_on(law):
                 return
-            within, self.spent = int((self.residual(law).abs() < width).sum()), self.spent + 2
-            if within < BEYOND_CHANCE * self._by_chance(scale, len(residual)):
+            left, self.spent = self.residual(law), self.spent + 2
+            within = int(((left != 0) & (left.abs() < width)).sum())
+            if within < BEYOND_CHANCE * self._by_chance(scale, int((left != 0).sum())):
                 self.image = before
                 return
 
