@@ -97,8 +97,8 @@ def test_a_replay_is_the_run_in_its_dtype():
     run = DefenseTrial(BytePads()).federate()
     view = run.probe(scene_victims(run, batch=1).data).view("server/1")
     bare = DefenseTrial(load_plugin("defenses", "none")()).federate()
-    plain = plain_evidence(bare.probe(scene_victims(bare, batch=1).data).view("server/1"))
-    updates = {e.unit: e.observed for e in plain}
+    computed = plain_evidence(bare.probe(scene_victims(bare, batch=1).data).view("server/1"))
+    updates = {e.unit: e.observed for e in computed}
     first = {e.unit: e.observed for e in reversed(replayed_evidence(view)) if len(e.unit) == 1}
     assert first.keys() == updates.keys()
     for unit, update in updates.items():

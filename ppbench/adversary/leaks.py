@@ -112,7 +112,7 @@ def _children(value: Any) -> Iterator[tuple[str, object]]:
 # -- Parts of messages, and secrets of clients in them --
 
 
-class Where(NamedTuple):
+class MessagePart(NamedTuple):
     """A part of a client's message: round, step, client, and the part's path in the message, as "Update.params"."""
 
     round: int
@@ -146,14 +146,14 @@ def _text_bytes(text: str) -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-def letters_of(mail: Sequence[Envelope]) -> dict[Where, Tensor]:
+def letters_of(mail: Sequence[Envelope]) -> dict[MessagePart, Tensor]:
     """Return the parts of all messages to the server, tensors of one path and dtype joined."""
-    joined: dict[Where, list[Tensor]] = {}
+    joined: dict[MessagePart, list[Tensor]] = {}
     for letter in mail:
         if letter.receiver == SERVER:
             for path, value in parts_of(letter.message):
                 name = f"{path or type(letter.message).__name__}|{value.dtype}"
-                joined.setdefault(Where(letter.round, letter.step, letter.sender, name), []).append(value)
+                joined.setdefault(MessagePart(letter.round, letter.step, letter.sender, name), []).append(value)
     return {where: torch.cat(values) for where, values in joined.items()}
 
 
@@ -162,13 +162,13 @@ def part_words(part: str) -> str:
     return part.partition("|")[0]
 
 
-def place_of(name: Where) -> str:
+def place_of(name: MessagePart) -> str:
     """Return a part of a message in words."""
     when = f"in round {name.round}" if name.round else "at set-up"
     return f"{part_words(name.part)} of client {name.client} {when}"
 
 
-def secrets_in(letters: Sequence[Mapping[Where, Tensor]], states: Sequence[Sequence[Tree]]) -> list[Where]:
+def secrets_in(letters: Sequence[Mapping[MessagePart, Tensor]], states: Sequence[Sequence[Tree]]) -> list[MessagePart]:
     """Return the parts of messages that hold secrets of their sender, by several runs with other draws.
 
     letters: by run, as `letters_of`; states: by run and client, after set-up. A secret number is taken for sent where a
@@ -197,7 +197,7 @@ def _shared(secret: NDArray[np.int64], values: Sequence[Tensor]) -> int:
 
 def _halves(values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yield the first half of whole numbers xor, and plus, the second one: two shares of a secret."""
-    if not values[0].is_floating_point() and values[0].dtype != torch.bool and len(values[0]) <= LONGEST:
+    if not values[0].is_floating_point() and values[0].dtype != torch.bool and len(values[0]) <= MOST_SEARCHED:
         pairs = [value.chunk(2) for value in values if len(value) % 2 == 0]
         if len(pairs) == len(values):
             yield [one ^ two for one, two in pairs]
@@ -206,7 +206,7 @@ def _halves(values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 ESCROWED = 8
 """Fewest secret numbers of a client that must be found in one part of a message."""
-LONGEST = 2**16
+MOST_SEARCHED = 2**16
 """Most numbers of a part in which secrets are looked for."""
 
 
@@ -217,7 +217,7 @@ def _moves(values: Sequence[Tensor]) -> NDArray[np.int64]:
     """
     if len({v.shape for v in values}) > 1 or not values[0].numel():
         return np.empty(0, dtype=np.int64)
-    some = torch.stack([v.detach().cpu().reshape(-1)[:LONGEST] for v in values]).contiguous()
+    some = torch.stack([v.detach().cpu().reshape(-1)[:MOST_SEARCHED] for v in values]).contiguous()
     octets = some.view(torch.uint8).reshape(len(some), -1).numpy()
     octets = octets[:, _varied(octets)]
     numbers = np.nan_to_num(some.double().numpy())
@@ -237,10 +237,10 @@ def _varied(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 # -- Whether numbers tell two worlds apart, by several runs of each --
 
-Numbers = NDArray[np.float64]
+_Numbers = NDArray[np.float64]
 CLEAR = 6.0
 """Standard deviations by which two worlds must differ, beside all other ways to divide their runs into two halves."""
-ROUNDING = 1e-3
+WORLD_ROUNDING = 1e-3
 """A difference below this share of that of another sum is rounding (of squared distances)."""
 FEW = 0.05
 """Share of numbers that must differ by more than rounding: of a few, the other sum may differ as little by chance."""
@@ -316,7 +316,7 @@ class Runs:
         return Runs(*(one + times * two for one, two in pairs))  # type: ignore[operator]
 
     @property
-    def centered(self) -> Numbers:
+    def centered(self) -> _Numbers:
         """The numbers of the first two worlds less their world's mean, flat."""
         return np.concatenate([(w - w.mean(0)).ravel() for w in (self.same.astype(float), self.other.astype(float))])
 
@@ -340,7 +340,7 @@ class Runs:
         true, *rest = ((ways @ (both @ both.T)) * ways).sum(1)
         return bool(true > max(rest) * (1 + 1e-9) and true > np.mean(rest) + CLEAR * np.std(rest))
 
-    def _from_first(self, world: NDArray[np.generic]) -> Numbers:
+    def _from_first(self, world: NDArray[np.generic]) -> _Numbers:
         """Return whole numbers less those of the first run, which wrap around; others as they are."""
         moved: Any = world
         if self.whole:
@@ -374,7 +374,7 @@ def _words(values: Tensor) -> NDArray[np.uint64]:
 
 
 @functools.lru_cache
-def _splits(runs: int) -> Numbers:
+def _splits(runs: int) -> _Numbers:
     """Return all ways to divide two worlds' runs into halves as signs [ways, 2 runs]; the true one is first."""
     halves = [half for half in itertools.combinations(range(2 * runs), runs) if half[0] == 0]
     return np.array([[1.0 if run in half else -1.0 for run in range(2 * runs)] for half in halves])

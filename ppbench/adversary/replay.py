@@ -38,7 +38,7 @@ OUTSIZED = 1e3
 
 
 Reading = tuple[Params, Measure]
-Numbers = NDArray[np.float64]
+_Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def replayed_evidence(view: View) -> list[Evidence]:
     return all_evidence
 
 
-def refusal(view: View) -> str:
+def replay_refusal(view: View) -> str:
     """Return why the server's code cannot be run again on what it received, a clause; "" if it can.
 
     It must repeat the first round and, unless it reads sums alone, take some client's messages without the others'.
@@ -308,15 +308,15 @@ def explained_by(law: Noise, transcripts: Sequence[Transcript]) -> bool:
     values = np.stack(rows)
     tensors = np.split(values, np.cumsum(sizes)[:-1], axis=1)
     right = all(
-        abs(math.log(max(part.std(), 1e-300))) < max(0.02, CHANCE / math.sqrt(2 * part.size)) for part in tensors
+        abs(math.log(max(part.std(), 1e-300))) < max(0.02, LAW_CHANCE / math.sqrt(2 * part.size)) for part in tensors
     )
     return right and _independent(values) and _shaped(law, values)
 
 
-def _evidence_numbers(transcript: Transcript) -> dict[tuple[int, int], dict[str, Numbers]]:
+def _evidence_numbers(transcript: Transcript) -> dict[tuple[int, int], dict[str, _Numbers]]:
     """Return the evidence about single clients, by round and client, and tensor."""
     view = transcript.view(HONEST_SERVER)
-    readings = dict[tuple[int, int], dict[str, Numbers]]()
+    readings = dict[tuple[int, int], dict[str, _Numbers]]()
     for number, part in enumerate(view.by_round()):
         for one in part.defense.evidence(part):
             if len(one.unit) == 1:
@@ -325,24 +325,24 @@ def _evidence_numbers(transcript: Transcript) -> dict[tuple[int, int], dict[str,
     return readings
 
 
-def _independent(values: Numbers) -> bool:
+def _independent(values: _Numbers) -> bool:
     """Return whether numbers [rows, n] of size 1 are independent: rows of one another, and the numbers of each row.
 
     If a row repeats itself, at a shift, or is spanned by few directions, its spectrum has peaks or its length varies.
     """
     count = values.shape[1]
     across = np.corrcoef(values) if len(values) > 1 else np.eye(1)
-    apart = np.abs(across - np.diag(np.diag(across))).max() < CHANCE / math.sqrt(count)
+    apart = np.abs(across - np.diag(np.diag(across))).max() < LAW_CHANCE / math.sqrt(count)
     spectrum = np.abs(np.fft.rfft(values, axis=1)[:, 1:]) ** 2 / count
     lengths = np.abs((values**2).mean(1) - 1) / np.sqrt((values**4).mean(1) - 1).clip(min=1e-9) * math.sqrt(count)
-    return bool(apart and spectrum.max() < math.log(spectrum.size) + LOUD and lengths.max() < CHANCE)
+    return bool(apart and spectrum.max() < math.log(spectrum.size) + OVERWHELMING and lengths.max() < LAW_CHANCE)
 
 
-LOUD = 20.0
+OVERWHELMING = 20.0
 """What a spectrum of independent numbers, exponentially distributed, may exceed the log of its size by."""
 
 
-def _shaped(law: Noise, values: Numbers) -> bool:
+def _shaped(law: Noise, values: _Numbers) -> bool:
     """Return whether differences of two draws have the law's shape, by Kolmogorov's and Smirnov's test."""
     draws = np.random.default_rng(0)
     one, two = (draws.laplace(size=20_000) if law.law == "laplace" else draws.normal(size=20_000) for _ in range(2))
@@ -351,7 +351,7 @@ def _shaped(law: Noise, values: Numbers) -> bool:
     return bool(stats.ks_2samp(some, expected).pvalue > UNLIKELY)
 
 
-CHANCE = 6.0
+LAW_CHANCE = 6.0
 """Standard deviations beyond which the size or a correlation of noise is not that of its law."""
 UNLIKELY = 1e-6
 """Probability below which noise has not the shape of its law."""

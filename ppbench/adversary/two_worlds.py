@@ -29,11 +29,11 @@ from torch import Tensor
 
 from ppbench.adversary.leaks import (
     CLEAR,
-    ROUNDING,
-    Numbers,
+    WORLD_ROUNDING,
+    MessagePart,
     Runs,
     Tape,
-    Where,
+    _Numbers,
     encodes,
     letters_of,
     part_words,
@@ -42,7 +42,7 @@ from ppbench.adversary.leaks import (
     secrets_in,
     steady_bits,
 )
-from ppbench.adversary.replay import explained_by, refusal
+from ppbench.adversary.replay import explained_by, replay_refusal
 from ppbench.base.device import computing
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, norm
@@ -61,8 +61,8 @@ MORE_ROUNDS = 4
 DRAWS = 6
 """How often clients draw their secrets in each of three worlds."""
 CLIENTS = 5
-"""Most clients of a world; of networks of `SMALL` parameters or more, two fewer."""
-SMALL = 50_000
+"""Most clients of a world; of networks of `SMALL_NETWORK` parameters or more, two fewer."""
+SMALL_NETWORK = 50_000
 LARGE, FEWEST, NUMBERS = 256, 12, 2**22
 """Most and fewest examples of a client in the larger of two cohorts; between, so many that with the network's
 parameters they are `NUMBERS`."""
@@ -71,7 +71,7 @@ SAMPLE = 2048
 HIDDEN = 0.5
 """Distance of two updates under noise, in standard deviations of the noise."""
 
-Compute = Callable[[Work], Mapping[int, Tree]]
+ClientCompute = Callable[[Work], Mapping[int, Tree]]
 
 
 @dataclass(frozen=True)
@@ -113,19 +113,19 @@ class Redrawn(Seeds):
 
 
 @dataclass(frozen=True)
-class World:
+class OneWorld:
     """One run. letters: message parts to the server; secrets: by client, its state after set-up; tape: numbers that the
     server computed, a sample of each; transcript: of the rounds."""
 
-    letters: Mapping[Where, Tensor]
+    letters: Mapping[MessagePart, Tensor]
     secrets: Sequence[Tree]
     tape: Sequence[Tensor]
     transcript: Transcript
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Examples by client. others: some of them blank; exchanged: each has those of the next; changed: others."""
+class ProbeExamples:
+    """ProbeExamples by client. others: some of them blank; exchanged: each has those of the next; changed: others."""
 
     first: Mapping[int, Data]
     others: Mapping[int, Data]
@@ -133,7 +133,7 @@ class Examples:
     changed: Mapping[int, Data]
 
     @staticmethod
-    def of(fed: Federation, clients: int, size: int) -> Examples:
+    def of(fed: Federation, clients: int, size: int) -> ProbeExamples:
         """Return examples of a federation's clients, dealt anew; they repeat where there are too few."""
         x, y = (torch.cat([getattr(shard, name).cpu() for shard in fed.shards.values()]) for name in ("x", "y"))
         places = torch.arange(2 * clients * size).view(2, clients, size) % len(x)
@@ -141,7 +141,7 @@ class Examples:
         low = fed.plan.data_range[0]
         unlike = [Data(one.x if c % 2 else torch.full_like(one.x, low), one.y) for c, one in enumerate(more)]
         worlds = own, unlike, [*own[1:], own[0]], more
-        return Examples(*(dict(enumerate(world)) for world in worlds))
+        return ProbeExamples(*(dict(enumerate(world)) for world in worlds))
 
 
 @dataclass
@@ -174,13 +174,13 @@ class Cohort:
         return self.fed.defense.noise(self.probe)
 
     @cached_property
-    def data(self) -> Examples:
+    def data(self) -> ProbeExamples:
         """The examples of all worlds."""
-        return Examples.of(self.fed, self.clients, self.size)
+        return ProbeExamples.of(self.fed, self.clients, self.size)
 
     def world(
-        self, data: Mapping[int, Data], number: int, compute: Compute, *, rounds: int = ROUNDS, tape: bool = False
-    ) -> World:
+        self, data: Mapping[int, Data], number: int, compute: ClientCompute, *, rounds: int = ROUNDS, tape: bool = False
+    ) -> OneWorld:
         """Run set-up and rounds on `data`; number: of the clients' draws; compute: runs their computations.
 
         tape: whether the server's numbers are kept.
@@ -197,16 +197,16 @@ class Cohort:
                 _finish(drive.working(recorder.watched(coroutine) if tape else coroutine), compute)
                 states += drive.states
         transcript = Transcript(self.probe, fed.defense, tuple(wire.mail[set_up:]), tuple(states))
-        return World(letters_of(wire.mail), secrets, recorder.samples, transcript)
+        return OneWorld(letters_of(wire.mail), secrets, recorder.samples, transcript)
 
     def recorded(self, work: Work) -> Mapping[int, Tree]:
-        """Compute, and keep the results for `Repeated`."""
-        self.work.append(plain(work))
+        """ClientCompute, and keep the results for `Repeated`."""
+        self.work.append(computed(work))
         return self.work[-1]
 
     def prescribed(
         self, data: Mapping[int, Data], numbers: Iterable[int], updates: Sequence[Params], **options: Any
-    ) -> list[World] | None:
+    ) -> list[OneWorld] | None:
         """Return worlds in which clients' gradients are `updates`, in turn; None if the defense needs its own network.
 
         options: of `world`.
@@ -217,7 +217,7 @@ class Cohort:
             return None
 
 
-def _finish(working: Working[None], compute: Compute) -> None:
+def _finish(working: Working[None], compute: ClientCompute) -> None:
     """Run a round to its end."""
     results: Mapping[int, Tree] | None = None
     while True:
@@ -227,7 +227,7 @@ def _finish(working: Working[None], compute: Compute) -> None:
             return
 
 
-def plain(work: Work) -> Mapping[int, Tree]:
+def computed(work: Work) -> Mapping[int, Tree]:
     """Return what the clients compute."""
     return compute_all({0: work})[0]
 
@@ -263,7 +263,7 @@ class Prescribed:
 # -- How worlds are compared --
 
 
-def differing(first: World, second: World) -> list[Where]:
+def differing(first: OneWorld, second: OneWorld) -> list[MessagePart]:
     """Return the parts that two worlds do not have bit for bit, in the order of the first."""
     names = dict.fromkeys([*first.letters, *second.letters])
     return [name for name in names if not _identical(first.letters.get(name), second.letters.get(name))]
@@ -275,7 +275,7 @@ def _identical(one: Tensor | None, other: Tensor | None) -> bool:
     return bool(torch.equal(one.view(torch.uint8), other.view(torch.uint8)))
 
 
-Series = Sequence[Sequence[World]]
+Series = Sequence[Sequence[OneWorld]]
 """The runs of three worlds: two that are alike in what the server may learn, and one that is not."""
 
 
@@ -290,7 +290,7 @@ def told_apart(series: Series, sums: bool) -> list[Channel]:
         n: Runs.of([[None if v is None else sampled(v, SAMPLE) for v in w] for w in runs]) for n, runs in whole.items()
     }
     parts = {name: runs for name, runs in every.items() if runs is not None}
-    rounding = ROUNDING if sums else 0.0
+    rounding = WORLD_ROUNDING if sums else 0.0
     channels = [
         Channel(place_of(name), "says more than it may" if sums else "has less noise than the law")
         for name, runs in parts.items()
@@ -298,7 +298,7 @@ def told_apart(series: Series, sums: bool) -> list[Channel]:
     ]
     if channels:
         return channels
-    for one, two in itertools.islice(itertools.combinations(parts, 2), PAIRS):
+    for one, two in itertools.islice(itertools.combinations(parts, 2), CLIENT_PAIRS):
         if any(parts[one].plus(parts[two], factor).apart(rounding) for factor in _factors(parts[one], parts[two])):
             channels.append(Channel(f"{place_of(one)} with {place_of(two)}", "removes noise or masks"))
     if sums and not channels:
@@ -309,7 +309,7 @@ def told_apart(series: Series, sums: bool) -> list[Channel]:
     return [*_echoes(every_number), *_codes(parts, {name: [*runs[0], *runs[1]] for name, runs in whole.items()})]
 
 
-PAIRS = 4000
+CLIENT_PAIRS = 4000
 """Most pairs of parts that are compared."""
 
 
@@ -327,12 +327,14 @@ def _factors(one: Runs, two: Runs) -> Sequence[float]:
     return (-across / sizes[1],)
 
 
-def _echoes(parts: Mapping[Where, Runs]) -> list[Channel]:
+def _echoes(parts: Mapping[MessagePart, Runs]) -> list[Channel]:
     """Return the parts that hold another part's noise, in whatever order, and nothing of the update.
 
     Runs lie at equal distances from one another in both then, as orders, signs and rotations keep distances.
     """
-    noisy = {name: runs for name, runs in parts.items() if ECHO <= runs.same.shape[1] <= LONG and runs.centered.any()}
+    noisy = {
+        name: runs for name, runs in parts.items() if ECHO <= runs.same.shape[1] <= LONG_PART and runs.centered.any()
+    }
     distances = {name: _distances(runs) for name, runs in noisy.items()}
     pads = [name for name, runs in noisy.items() if not replace(runs, other=runs.changed).apart()]
     return [
@@ -345,13 +347,15 @@ def _echoes(parts: Mapping[Where, Runs]) -> list[Channel]:
 
 ECHO = 32
 """Fewest numbers of a part whose distances between runs are compared."""
-LONG = 2**18
+LONG_PART = 2**18
 """Most numbers of such a part."""
 ALIKE = 0.9
 """Correlation of the distances between runs from which on two parts hold the same noise."""
 
 
-def _codes(parts: Mapping[Where, Runs], letters: Mapping[Where, Sequence[Tensor | None]]) -> Iterator[Channel]:
+def _codes(
+    parts: Mapping[MessagePart, Runs], letters: Mapping[MessagePart, Sequence[Tensor | None]]
+) -> Iterator[Channel]:
     """Yield the whole numbers in which a client sends the bits of another part's noise, under whatever key stream."""
     for code, noisy in itertools.permutations(letters, 2):
         values, numbers = ([v for v in letters[name] if v is not None] for name in (code, noisy))
@@ -360,19 +364,19 @@ def _codes(parts: Mapping[Where, Runs], letters: Mapping[Where, Sequence[Tensor 
             yield Channel(place_of(code), f"has the bits of the noise of {place_of(noisy)}")
 
 
-def _distances(runs: Runs) -> Numbers:
+def _distances(runs: Runs) -> _Numbers:
     """Return the inner products of runs of one world, less its mean, as a vector of mean 0 and length 1."""
     above = np.triu_indices(len(runs.same), 1)
     worlds = runs.centered.reshape(2, len(runs.same), -1)
-    products: Numbers = np.concatenate([(rows @ rows.T)[above] for rows in worlds])
+    products: _Numbers = np.concatenate([(rows @ rows.T)[above] for rows in worlds])
     products = products - products.mean()
     return products / max(float(np.linalg.norm(products)), 1e-300)
 
 
-def _partial_sums(parts: Mapping[Where, Runs]) -> list[Channel]:
+def _partial_sums(parts: Mapping[MessagePart, Runs]) -> list[Channel]:
     """Return the channels in sums over some or all clients of one part: masks that cancel among few, a block each."""
     channels = []
-    together: dict[tuple[int, int, str], list[Where]] = {}
+    together: dict[tuple[int, int, str], list[MessagePart]] = {}
     for name in parts:
         together.setdefault((name.round, name.step, name.part), []).append(name)
     for (round_, _, part), names in together.items():
@@ -382,7 +386,7 @@ def _partial_sums(parts: Mapping[Where, Runs]) -> list[Channel]:
         total = members[0]
         for one in members[1:]:
             total = total.plus(one, 1)
-        if total.apart(ROUNDING):
+        if total.apart(WORLD_ROUNDING):
             channels.append(Channel(f"the sum of {part_words(part)} in round {round_}", "keeps clients apart"))
         elif few := _unmasked(names, members):
             who = _listed(few)
@@ -390,7 +394,7 @@ def _partial_sums(parts: Mapping[Where, Runs]) -> list[Channel]:
     return channels
 
 
-def _unmasked(names: Sequence[Where], members: Sequence[Runs]) -> list[int]:
+def _unmasked(names: Sequence[MessagePart], members: Sequence[Runs]) -> list[int]:
     """Return the smallest group of clients, fewer than all, whose sum does not move with draws; [] without any."""
     few = slice(None, None, -(-members[0].same.shape[1] // 32))
     values = np.stack([one.same[:, few] for one in members])  # [clients, runs, n]
@@ -414,7 +418,7 @@ def _computed(series: Series) -> Iterator[Channel]:
     length = min(len(tape) for world in tapes for tape in world)
     for place in range(length):
         runs = Runs.of([[tape[place] for tape in world] for world in tapes])
-        if runs is not None and runs.apart(ROUNDING):
+        if runs is not None and runs.apart(WORLD_ROUNDING):
             yield Channel("what the server's code computes", "says more than the sum of all updates")
             return
 
@@ -423,7 +427,7 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _escrowed(worlds: Sequence[World]) -> list[Channel]:
+def _escrowed(worlds: Sequence[OneWorld]) -> list[Channel]:
     """Return the parts of messages in which clients send secrets of their states."""
     names = secrets_in([world.letters for world in worlds], [world.secrets for world in worlds])
     return [Channel(place_of(name), "holds secrets of the client's state") for name in names]
@@ -458,7 +462,7 @@ def world_report(fed: Federation, params: Params, size: int) -> WorldReport:
     with local steps: clients may do otherwise there. Where the defense fails with few clients, all of them take part.
     """
     most = fed.plan.clients
-    fewer = min(most, CLIENTS if sum(value.numel() for value in params.values()) < SMALL else CLIENTS - 2)
+    fewer = min(most, CLIENTS if sum(value.numel() for value in params.values()) < SMALL_NETWORK else CLIENTS - 2)
     try:
         return _report_of(fed, params, fewer, size)
     except Exception:  # another package's defense may raise anything
@@ -473,11 +477,11 @@ def _report_of(fed: Federation, params: Params, clients: int, size: int) -> Worl
     small = Cohort(fed, params, clients, size, "gradient")
     large = Cohort(fed, params, clients, max(count, size), "local")
     for cohort, rounds in ((small, MORE_ROUNDS), (large, ROUNDS)):
-        first, again = (cohort.world(cohort.data.first, 0, way, rounds=rounds) for way in (cohort.recorded, plain))
+        first, again = (cohort.world(cohort.data.first, 0, way, rounds=rounds) for way in (cohort.recorded, computed))
         if odd := differing(first, again):
             return WorldReport(refusal=f"{place_of(odd[0])} is another one when it is sent again")
         channels = _of_examples(cohort, first, rounds)
-        reason = refusal(first.transcript.view(HONEST_SERVER))
+        reason = replay_refusal(first.transcript.view(HONEST_SERVER))
         if channels or reason:
             return WorldReport(tuple(channels), reason)
     if fed.defense.sums:
@@ -487,10 +491,12 @@ def _report_of(fed: Federation, params: Params, clients: int, size: int) -> Worl
         return WorldReport(tuple(c for r in reports for c in r.channels), "", all(r.explained for r in reports))
     if not leaves(first.secrets):
         return WorldReport()
-    return WorldReport(tuple(_escrowed([small.world(small.data.first, number, plain) for number in range(DRAWS + 2)])))
+    return WorldReport(
+        tuple(_escrowed([small.world(small.data.first, number, computed) for number in range(DRAWS + 2)]))
+    )
 
 
-def _of_examples(cohort: Cohort, first: World, rounds: int) -> list[Channel]:
+def _of_examples(cohort: Cohort, first: OneWorld, rounds: int) -> list[Channel]:
     """Return the parts that differ with the examples though the updates, and all draws, are equal."""
     data = cohort.data
     names = differing(first, cohort.world(data.others, 0, Repeated(cohort.work), rounds=rounds))
@@ -510,7 +516,7 @@ def _direction(params: Params, number: int = 0) -> Params:
     return {name: value / length for name, value in drawn.items()}
 
 
-def _same_account(one: World, two: World) -> bool:
+def _same_account(one: OneWorld, two: OneWorld) -> bool:
     """Return whether the defense's own evidence is the same in both worlds; else it says itself that more is sent."""
     observed = [
         leaves([e.observed for e in w.transcript.defense.evidence(w.transcript.view(HONEST_SERVER))])
@@ -529,11 +535,11 @@ def _of_sums(cohort: Cohort) -> list[Channel]:
     worlds = (data.first, own, DRAWS), (data.exchanged, [*own[1:], own[0]], DRAWS), (data.changed, more, 2)
 
     def series(first: int) -> Series:
-        numbers, runs = itertools.count(first), list[Sequence[World]]()
+        numbers, runs = itertools.count(first), list[Sequence[OneWorld]]()
         for examples, updates, draws in worlds:
             chosen = [*itertools.islice(numbers, draws)]
             made = cohort.prescribed(examples, chosen, updates, tape=True) if cohort.size > FEW_EXAMPLES else None
-            runs.append(made or [cohort.world(examples, number, plain, tape=True) for number in chosen])
+            runs.append(made or [cohort.world(examples, number, computed, tape=True) for number in chosen])
         return runs
 
     runs = series(1)
@@ -556,7 +562,7 @@ def _confirmed(channels: Sequence[Channel], again: Callable[[], Sequence[Channel
 def _of_noise(cohort: Cohort, law: Noise) -> WorldReport:
     """Return the report on a defense with a public law of noise: updates differ by less than the noise hides."""
     unit = {name: law.of(name) * value for name, value in _direction(cohort.params).items()}
-    far = FAR * sum(value.numel() for value in unit.values()) ** 0.25
+    far = FAR_UPDATE * sum(value.numel() for value in unit.values()) ** 0.25
     clip = cohort.fed.defense.clipping(cohort.probe)
     size = 1.0 if clip is None else min(1.0, 0.4 * clip / (far * max(norm(unit), 1e-300)))
     updates = [{name: (far + step) * size * value for name, value in unit.items()} for step in (0.0, HIDDEN, far)]
@@ -579,5 +585,5 @@ def _of_noise(cohort: Cohort, law: Noise) -> WorldReport:
     )
 
 
-FAR = 4.0
+FAR_UPDATE = 4.0
 """Distance that noise of n numbers does not hide, in its standard deviations, by the fourth root of n."""

@@ -29,7 +29,7 @@ UNREPLAYED = "cannot be replayed"
 """The same in words: the beginning of the flag's clause, and a badge."""
 BELIED = ("own_account", "own_weights", "probe_noticed", "audit_noticed", "channel", UNREPEATED)
 """Flags of a defense whose parties contradict its own account of its uploads, or whose account cannot be checked."""
-EXPLAINED = "law_explains"
+LAW_EXPLAINS = "law_explains"
 """Flag of a setting in which the defense's public law of noise accounts for its uploads."""
 BROKEN_SHARE = 0.5  # share of undefended victims that the best attack must rebuild or re-identify
 CLEAR_MARGIN = 0.10  # a share counts as beyond chance where its interval begins this much above it

@@ -10,7 +10,7 @@ from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import DefenseInfo, Metric, Record
-from ppbench.report.controls import BROKEN_SHARE, CONTROLS, EXPLAINED, taken_share, value
+from ppbench.report.controls import BROKEN_SHARE, CONTROLS, LAW_EXPLAINS, taken_share, value
 from ppbench.report.frame import frame_of
 from ppbench.report.worst import Measured, contenders, knows
 
@@ -54,7 +54,7 @@ class Knowledge:
 
         For a generic attack: the truth explains the evidence exactly; else clients do something that it does not model.
         Other attacks must be at full strength: they find no less than plain attacks, or some attack breaks the row. And
-        attack and defense are ours, or the public law of noise accounts for the uploads (`EXPLAINED`), or the attack
+        attack and defense are ours, or the public law of noise accounts for the uploads (`LAW_EXPLAINS`), or the attack
         breaks the undefended model, and this row further than any plain attack. No other row counts.
         """
         cells, defense = contenders(row), row[0].config.defense.id
@@ -65,7 +65,7 @@ class Knowledge:
         names -= self.generic
         if not any(map(breaks, cells)) and (not names or self.weaker(row)):
             return False
-        explained = any(flag.code == EXPLAINED for record in row for flag in record.flags)
+        explained = any(flag.code == LAW_EXPLAINS for record in row for flag in record.flags)
         known = {name for name in names if explained or (defense, name) in self.tested}
         return bool(known) or _finds_more(row, names & self.strong)
 
