@@ -125,7 +125,7 @@ class OneWorld:
 
 @dataclass(frozen=True)
 class ProbeExamples:
-    """ProbeExamples by client. others: some of them blank; exchanged: each has those of the next; changed: others."""
+    """Examples by client. others: some of them blank; exchanged: each has those of the next; changed: others."""
 
     first: Mapping[int, Data]
     others: Mapping[int, Data]
