@@ -26,7 +26,7 @@ class SignSGD(Defense):
     digits: int = 5
 
     name: ClassVar[str] = "sign_sgd"
-    contract: ClassVar[int] = 2
+    contract: ClassVar[int] = 1
     control: ClassVar[str] = "digits"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (3, 5), "paper": (2, 3, 4, 5, 6)}
     paper: ClassVar[str] = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, ICML 2018"
