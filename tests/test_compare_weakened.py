@@ -60,7 +60,7 @@ def baseline(evaluated):
 @pytest.mark.parametrize(
     ("variant", "metric", "words"),
     [
-        ("tenth_bare", "psnr_median", ""),
+        pytest.param("tenth_bare", "psnr_median", "", marks=pytest.mark.nightly),
         ("one_client", "newly_fallen", "client 3"),
         ("training_bare", "probe_noticed", "only in NEW"),
     ],
@@ -71,6 +71,7 @@ def test_what_no_median_shows_is_a_regression(evaluated, baseline, variant, metr
     assert comparison.exit_code == 1 and found and all(words in row.note for row in found)
 
 
+@pytest.mark.nightly
 def test_more_noise_for_one_client_and_coarser_numbers_are_none(evaluated, baseline):
     for variant in ("one_client_more", "half_precision"):
         assert compare(baseline, evaluated(variant)).exit_code == 0, variant
