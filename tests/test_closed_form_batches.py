@@ -70,7 +70,7 @@ def test_images_of_one_class_are_told_apart_by_the_whole_gradient() -> None:
 
 
 def test_linear_systems_alone_read_a_batch_of_unlike_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "STEPS", 0)
+    monkeypatch.setattr(batches, "BATCH_STEPS", 0)
     plan, params, update, x, _ = sent([0, 1, 2])
     assert least(guessed(plan, params, update), x) > 60
 
@@ -119,7 +119,7 @@ def test_of_a_noisy_batch_it_claims_nothing() -> None:
 
 
 def test_noise_in_the_convolutions_alone_is_seen_by_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "STEPS", 5)
+    monkeypatch.setattr(batches, "BATCH_STEPS", 5)
     plan, params, update, _, _ = sent([7, 21])
     size = float(update["features.0.weight"].square().mean().sqrt())
     false = update | {"features.0.weight": size * torch.randn(12, 1, 5, 5, generator=seeded(1))}

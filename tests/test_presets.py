@@ -93,7 +93,7 @@ def test_every_defense_with_claims_of_a_paper_has_its_preset():
 
 def test_smaller_budgets_are_those_of_the_quick_portfolio_alone():
     """Not of named attacks, of `standard`, of suites; a user has the last word."""
-    small = {"adaptive_spn.inversion_budget": 100, "adaptive_spn.joint_budget": 1000}
+    small = {"adaptive_spn.inversion_budget": 100, "adaptive_spn.joint_budget": 600}
     assert small.items() <= configure(defense="spn").settings.items()
     assert (
         configure(defense="spn", settings={"adaptive_spn.joint_budget": 7}).settings["adaptive_spn.joint_budget"] == 7

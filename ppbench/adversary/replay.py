@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 
 from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.tree import Params, Tree, finite, leaves, norm, tree_map
@@ -348,7 +348,7 @@ def _shaped(law: Noise, values: _Numbers) -> bool:
     one, two = (draws.laplace(size=20_000) if law.law == "laplace" else draws.normal(size=20_000) for _ in range(2))
     expected = (one - two) / math.sqrt(4 if law.law == "laplace" else 2)
     some = values.ravel()[:: -(-values.size // 20_000)]
-    return bool(stats.ks_2samp(some, expected).pvalue > UNLIKELY)
+    return bool(scipy.stats.ks_2samp(some, expected).pvalue > UNLIKELY)
 
 
 LAW_CHANCE = 6.0

@@ -59,11 +59,10 @@ class Knowledge:
         """
         cells, defense = contenders(row), row[0].config.defense.id
         ids = [name for r in cells if self.adaptive(r) for name in (r.config.attack.id, r.config.attack.follows)]
-        names = {name for name in ids if name}
         if any({r.config.attack.id, r.config.attack.follows} & self.generic and _exact(r) for r in row):
             return True
-        names -= self.generic
-        if not any(map(breaks, cells)) and (not names or self.weaker(row)):
+        names = {name for name in ids if name} - self.generic
+        if not names or (self.weaker(row) and not any(map(breaks, cells))):
             return False
         explained = any(flag.code == LAW_EXPLAINS for record in row for flag in record.flags)
         known = {name for name in names if explained or (defense, name) in self.tested}

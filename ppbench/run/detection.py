@@ -15,8 +15,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from statistics import median
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from ppbench.adversary.replay import replayed_evidence
@@ -357,7 +357,7 @@ def _less(trained: Sequence[float], probed: Sequence[float]) -> bool:
         return False
     if LESS_DEFENDED * sum(trained) / len(trained) >= sum(probed) / len(probed):
         return False
-    return float(stats.mannwhitneyu(trained, probed, alternative="less").pvalue) < BY_LUCK
+    return float(scipy.stats.mannwhitneyu(trained, probed, alternative="less").pvalue) < BY_LUCK
 
 
 # -- Whether clients behave differently in an audit: a defense that detects canaries --

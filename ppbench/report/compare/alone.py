@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from scipy import stats
+import scipy
 
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.recognition import is_reidentified
@@ -144,7 +144,7 @@ def worst_client(units: Sequence[UnitPair], rise: float) -> tuple[int, float]:
             continue
         changed = sum(u.fell != u.falls for u in others)
         rate = (changed + 1) / (2 * len(others) + 2)
-        p = min(1.0, len(clients) * float(stats.binom.sf(len(newly) - 1, len(standing), rate)))
+        p = min(1.0, len(clients) * float(scipy.stats.binom.sf(len(newly) - 1, len(standing), rate)))
         best = min(best, (client, p), key=lambda pair: pair[1])
     return best
 
