@@ -164,6 +164,7 @@ def test_labels_from_signs_by_hand(plan):
     assert sign_labels([only], plan, params, 1, seeded()).tolist() == [1]
 
 
+@pytest.mark.nightly
 def test_masked_ternaries_tell_nothing_about_one_client(probed):
     view, victims, _ = probed(2, defense=FedPC(masks="ring"))
     assert known_signs(view, view.defense) == {}

@@ -175,6 +175,7 @@ def test_apart_it_gets_nothing(stage, site, monkeypatch, tmp_path):
     assert attacked(make_attack("thief", words, isolate=True)) == {"drawn_again"}
 
 
+@pytest.mark.nightly
 def test_without_walls_it_is_said_what_is_open(stage, site, monkeypatch):
     words, attacked = stage
     for path in site.glob("stash*"):

@@ -44,6 +44,7 @@ BARE = {"central"}  # hands its examples over, on purpose
 OFF: dict[str, dict[str, Any]] = {"dp": {"sigma": 0.0}, "ppdl": {"theta": 1.0, "sigma": 0.0}, "spn": {"alpha2": 0.0}}
 MOVES = "control_moves_accuracy_one_way"
 TRAINED = {"dp"}  # over their grids: the others take too long for every run of the tests
+LONG_WORLDS = {"baffle", "pbpfl_ext", "mpdp_h", *ENCRYPTED}  # 7 to 24 s of CPU
 CASES = [(name, q) for q in DEFENSE_PROPERTIES for name in DEFENSES if q != MOVES or name in TRAINED]
 
 
@@ -86,7 +87,8 @@ def expected(name: str, question: str) -> str:
 def case(name: str, question: str) -> Any:
     """Return a case of the battery: secrets are asked of every defense in every run, the rest of enough of them."""
     marks = [] if question.startswith("secrets_") else [pytest.mark.battery(question, name)]
-    return pytest.param(name, question, marks=[*marks, *([pytest.mark.nightly] if question == MOVES else [])])
+    late = question == MOVES or (question == "nothing_else_reaches_the_server" and name in LONG_WORLDS)
+    return pytest.param(name, question, marks=[*marks, *([pytest.mark.nightly] if late else [])])
 
 
 @pytest.mark.parametrize(("name", "question"), [case(*one) for one in CASES])

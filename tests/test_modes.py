@@ -510,6 +510,7 @@ def test_what_a_pass_leaves_computes_again_or_overwrites() -> None:
     assert ppbench.invert(model, gradient, users.SHAPE, Y[:1], budget=250).psnr(X[:1])[0] > 40
 
 
+@pytest.mark.nightly
 def test_wrappers_of_torch_are_seen_through_and_names_are_theirs() -> None:
     model = nn.DataParallel(frozen())
     named = dict(zip(dict(model.named_parameters()), gradient_of(model), strict=True))

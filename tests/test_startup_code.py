@@ -7,6 +7,7 @@ import sys
 from importlib import metadata
 
 import pytest
+from daily import every_third
 
 from ppbench.adversary import isolation
 from ppbench.base import registry, startup_code
@@ -87,7 +88,7 @@ CARRIED = {  # what the attack's own distribution brings: files, entry points, a
 }
 
 
-@pytest.mark.parametrize("what", CARRIED)
+@pytest.mark.parametrize("what", every_third(CARRIED))
 def test_what_runs_beside_the_truth_is_refused_by_name_before_the_attack_is_asked(site, what):
     files, groups, words = CARRIED[what]
     install(site, files={"acme_mine.py": ATTACK, **files}, groups={**MINE, **groups})
@@ -170,12 +171,14 @@ def ran(site, tmp_path, *words, **more):
     return done, mark.exists()
 
 
+@pytest.mark.nightly
 def test_torch_loads_no_devices_of_packages_unless_asked_to(site, tmp_path):
     install(site, "device", {"device.py": RUNS + "def go(): pass\n"}, {"torch.backends": "x = device:go"})
     assert not ran(site, tmp_path, "-c", "import ppbench, torch")[1]
     assert ran(site, tmp_path, "-c", "import ppbench, torch", TORCH_DEVICE_BACKEND_AUTOLOAD="1")[1]
 
 
+@pytest.mark.nightly
 def test_an_optional_module_that_is_an_attacks_does_not_run_here_nor_in_a_worker(site, tmp_path):
     """`import torch` tries opt_einsum; the distribution may have that very name, so that its module is its own."""
     groups = {"ppbench.attacks": "mine = opt_einsum:Mine", "ppbench.defenses": "own = opt_einsum:Own"}
