@@ -16,6 +16,7 @@ from functools import lru_cache
 from importlib import metadata
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -241,23 +242,36 @@ def _owners() -> dict[str, list[str]]:
 # -- What runs in every process here, whoever brings it ----------------------------------------------------------------
 def startup_code() -> list[str]:
     """Return what runs in every Python process here, or in any that imports torch, and is of no trusted package."""
-    owners: dict[str, str] = {}
-    for dist in metadata.distributions():
-        name = one_line(str(getattr(dist, "name", "") or "?"), 80)
-        owners |= {path: name for path in _files(dist) or () if "/" not in path and path.endswith(".pth")}
     found = []
     for folder in dict.fromkeys(map(Path, filter(None, sys.path))):
         paths = sorted(folder.glob("*.pth")) if folder.name in ("site-packages", "dist-packages") else []
         for path in paths:
-            owner = owners.get(path.name, "no package")
-            runs = any("runs a line" in clause for clause in _pth_clauses(path, editable=True))
-            if runs and normalized(owner) not in trusted():
-                found.append(f"{path.name} of {owner}")
+            if any("runs a line" in clause for clause in _pth_clauses(path, editable=True)):
+                owner = _owner_of(path.name)
+                known = normalized(owner) in (*INSTALLERS, DISTRIBUTION)
+                found += [] if known or normalized(owner) in trusted() else [f"{path.name} of {owner}"]
     for group in LOADED_GROUPS[:1]:
         entries = metadata.entry_points(group=group)
         names = {one_line(str(entry.dist.name), 80) for entry in entries if entry.dist is not None}
         found += [f"{group} of {name}" for name in sorted(names) if normalized(name) not in trusted()]
     return found
+
+
+def _owner_of(pth: str) -> str:
+    """Return the distribution that lists a `.pth` file of site-packages, "no package" if none does.
+
+    The usual owners are asked first, and lists are searched as text: parsing all of them takes a second.
+    """
+    usual = [dist for name in (*INSTALLERS, DISTRIBUTION) if (dist := installed(name)) is not None]
+    for dist in chain(usual, metadata.distributions()):
+        try:
+            listed = f"\n{pth}," in f"\n{dist.read_text('RECORD') or ''}"
+            name = str(dist.name)
+        except Exception:  # noqa: BLE001 - another package's metadata may be anything
+            continue
+        if listed:
+            return one_line(name, 80)
+    return "no package"
 
 
 # -- Modules of packages with attacks, which this process may import only as plugins that it loads by name -------------
