@@ -57,10 +57,11 @@ def baseline(evaluated):
     return evaluated("as_it_is")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("variant", "metric", "words"),
     [
-        pytest.param("tenth_bare", "psnr_median", "", marks=pytest.mark.nightly),
+        ("tenth_bare", "psnr_median", ""),
         ("one_client", "newly_fallen", "client 3"),
         ("training_bare", "probe_noticed", "only in NEW"),
     ],

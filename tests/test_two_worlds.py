@@ -27,7 +27,7 @@ from ppbench.federation.contract import plain_evidence
 from ppbench.federation.view import View
 from ppbench.testing.small_federation import DefenseTrial, same_tensors, scene_victims
 
-DAILY = "lie_public_pairs", "lie_escrow_numbers", "lie_half_noise", "lie_client_pads"
+DAILY = "lie_public_pairs", "lie_escrow_numbers", "lie_half_noise"
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 10))]
 
 
