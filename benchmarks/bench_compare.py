@@ -244,10 +244,10 @@ def edited(home: Path, variant: str, seed: int, side: str = "") -> Path:
 def judged(kind: str, name: str, base: Path, new: Path) -> dict[str, object]:
     """Return a row of the table: the exit code, and the clearest regression."""
     comparison = compare(base, new)
-    found = sorted(
+    regressions = sorted(
         comparison.regressions, key=lambda row: (row.metric != "psnr_median", row.where.attack[:5] != "worst")
     )
-    words = f"{found[0].metric} {found[0].levels}".strip() if found else ""
+    words = f"{regressions[0].metric} {regressions[0].levels}".strip() if regressions else ""
     return {"kind": kind, "edit": name, "exit": int(comparison.exit_code), "found": words}
 
 

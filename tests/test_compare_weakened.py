@@ -68,8 +68,8 @@ def baseline(evaluated):
 )
 def test_what_no_median_shows_is_a_regression(evaluated, baseline, variant, metric, words):
     comparison = compare(baseline, evaluated(variant))
-    found = [row for row in comparison.regressions if row.metric == metric]
-    assert comparison.exit_code == 1 and found and all(words in row.note for row in found)
+    rows = [row for row in comparison.regressions if row.metric == metric]
+    assert comparison.exit_code == 1 and rows and all(words in row.note for row in rows)
 
 
 @pytest.mark.nightly
@@ -154,7 +154,7 @@ def test_a_new_warning_is_a_regression_and_an_old_one_is_not(cell, tmp_path):
 def test_clients_without_a_victim_are_named(cell, tmp_path):
     for record in (cell("none", None, 30.0), cell("full_noise", None, 5.0), cell()):
         Store(tmp_path / "one").save(record)
-    asked = {victim.client for victim in cell().victims}
+    clients_with_victims = {victim.client for victim in cell().victims}
     clients = cell().config.federation.clients
     notes = compare(tmp_path / "one", tmp_path / "one").notes
-    assert any("nothing is known" in note for note in notes) == (len(asked) < clients)
+    assert any("nothing is known" in note for note in notes) == (len(clients_with_victims) < clients)

@@ -75,12 +75,12 @@ def test_ours_count_at_full_strength_and_the_generic_one_where_the_truth_explain
 
 def foreign(records, *flags):
     """Return records whose defense is another package's, with flags on its cells."""
-    said = [Flag(code=code, severity="warning", detail=f"{WORDS.get(code, code)}, it is said") for code in flags]
+    raised = [Flag(code=code, severity="warning", detail=f"{WORDS.get(code, code)}, it is said") for code in flags]
 
     def changed(record):
         defense = record.config.defense.model_copy(update={"code": "0123456789ab"})
         config = record.config.model_copy(update={"defense": defense})
-        return record.model_copy(update={"config": config, "flags": said})
+        return record.model_copy(update={"config": config, "flags": raised})
 
     return [changed(r) if r.config.defense.id == "mine" else r for r in records]
 

@@ -153,13 +153,13 @@ def test_a_state_that_entries_kept_back_do_not_confirm_counts_as_none(monkeypatc
 
 
 def test_it_is_asked_of_other_packages_defenses_alone() -> None:
-    def asked(defense: str, attacks: tuple[str, ...]) -> bool:
+    def includes(defense: str, attacks: tuple[str, ...]) -> bool:
         config: Any = configure(defense=defense, attacks=attacks)
         return any(isinstance(attack, NoiseReplay) for attack in select_attacks(config))
 
-    assert not asked("dp", ("standard",)) and not asked("none", ("quick",)) and asked("dp", ("noise_replay",))
+    assert not includes("dp", ("standard",)) and not includes("none", ("quick",)) and includes("dp", ("noise_replay",))
     with registered("defenses", ByTorch):
-        assert asked("by_torch", ("standard",)) and asked("by_torch", ("quick",))
+        assert includes("by_torch", ("standard",)) and includes("by_torch", ("quick",))
 
 
 def test_a_plugin_that_draws_by_torch_is_named_with_what_to_use() -> None:

@@ -27,7 +27,13 @@ class Mine(Attack):
 """
 RUNS = "import os; open(os.environ.get('MARK', os.devnull), 'a').write('ran')\n"
 MINE = {"ppbench.attacks": "mine = acme_mine:Mine"}
-CACHES = (startup_code.trusted, startup_code._owners, isolation.check_package, isolation._warn_of, registry.plugins)
+CACHES = (
+    startup_code.trusted,
+    startup_code._owners,
+    isolation.check_package,
+    isolation._warn_of_startup_code,
+    registry.plugins,
+)
 
 
 def install(site, name="acme-mine", files=None, groups=None, requires=(), record=True, origin=None):

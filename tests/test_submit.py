@@ -496,8 +496,8 @@ def test_a_claim_of_another_machine_costs_a_larger_share(received, tmp_path, mon
     shares = []
     monkeypatch.setattr(rerun, "draw_cells", lambda records, share, seed: shares.append(share) or 1 / 0)
     for environment in (about.environment, about.environment.model_copy(update={"processor": "Other (AVX512)"})):
-        said = canonical_json(about.model_copy(update={"environment": environment}))
-        new = put(path, tmp_path / f"{len(shares)}.zip", **{SUBMISSION: said})
+        manifest = canonical_json(about.model_copy(update={"environment": environment}))
+        new = put(path, tmp_path / f"{len(shares)}.zip", **{SUBMISSION: manifest})
         with pytest.raises(ZeroDivisionError):
             checked(new, tmp_path)
     assert shares == [rerun.RERUN_SHARE, rerun.MACHINE_SHARE] == [0.1, 0.3]

@@ -328,14 +328,14 @@ def check_package(plugin: Plugin) -> None:
             f"{plugin.words} cannot be kept apart: its package {first_of(clauses)}, and that would run beside the "
             "truth. Install it without (a wheel, not an editable install), or use --no-isolate."
         )
-    if found := startup_code():
-        _warn_of(", ".join(found))
+    if code := startup_code():
+        _warn_of_startup_code(", ".join(code))
 
 
 @lru_cache
-def _warn_of(found: str) -> None:
+def _warn_of_startup_code(code: str) -> None:
     warnings.warn(
-        f"Installed packages run code in every Python process, also where the truth is: {found}.", stacklevel=4
+        f"Installed packages run code in every Python process, also where the truth is: {code}.", stacklevel=4
     )
 
 

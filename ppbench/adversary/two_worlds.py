@@ -472,8 +472,8 @@ def world_report(fed: Federation, params: Params, size: int) -> WorldReport:
 
 
 def _report_of(fed: Federation, params: Params, clients: int, size: int) -> WorldReport:
-    held = max(len(shard.x) for shard in fed.shards.values())
-    count = min(held, LARGE, max(FEWEST, NUMBERS // max(1, sum(value.numel() for value in params.values()))))
+    largest = max(len(shard.x) for shard in fed.shards.values())
+    count = min(largest, LARGE, max(FEWEST, NUMBERS // max(1, sum(value.numel() for value in params.values()))))
     small = Cohort(fed, params, clients, size, "gradient")
     large = Cohort(fed, params, clients, max(count, size), "local")
     for cohort, rounds in ((small, MORE_ROUNDS), (large, ROUNDS)):

@@ -242,19 +242,19 @@ def _owners() -> dict[str, list[str]]:
 # -- What runs in every process here, whoever brings it ----------------------------------------------------------------
 def startup_code() -> list[str]:
     """Return what runs in every Python process here, or in any that imports torch, and is of no trusted package."""
-    found = []
+    entries = []
     for folder in dict.fromkeys(map(Path, filter(None, sys.path))):
         paths = sorted(folder.glob("*.pth")) if folder.name in ("site-packages", "dist-packages") else []
         for path in paths:
             if any("runs a line" in clause for clause in _pth_clauses(path, editable=True)):
                 owner = _owner_of(path.name)
                 known = normalized(owner) in (*INSTALLERS, DISTRIBUTION)
-                found += [] if known or normalized(owner) in trusted() else [f"{path.name} of {owner}"]
+                entries += [] if known or normalized(owner) in trusted() else [f"{path.name} of {owner}"]
     for group in LOADED_GROUPS[:1]:
-        entries = metadata.entry_points(group=group)
-        names = {one_line(str(entry.dist.name), 80) for entry in entries if entry.dist is not None}
-        found += [f"{group} of {name}" for name in sorted(names) if normalized(name) not in trusted()]
-    return found
+        points = metadata.entry_points(group=group)
+        names = {one_line(str(entry.dist.name), 80) for entry in points if entry.dist is not None}
+        entries += [f"{group} of {name}" for name in sorted(names) if normalized(name) not in trusted()]
+    return entries
 
 
 def _owner_of(pth: str) -> str:

@@ -124,9 +124,9 @@ def _list_startup_code() -> None:
         typer.echo("refused by --isolate:")
     for name, clause in refused:
         typer.echo(f"  {name:<16} {clause}")
-    if found := startup_code():
+    if code := startup_code():
         typer.echo("run in every Python process:")
-    for line in found:
+    for line in code:
         typer.echo(f"  {line}")
 
 

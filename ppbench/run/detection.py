@@ -156,13 +156,16 @@ BY_LUCK = 1e-3
 """Probability of a false alarm of that comparison."""
 
 
-def probe_flags(fed: Federation, probed: Transcript, victims: Mapping[Slot, Data]) -> tuple[Flag, ...]:
+def probe_flags(
+    fed: Federation, probed: Transcript, victims: Mapping[Slot, Data], thorough: bool = True
+) -> tuple[Flag, ...]:
     """Return a flag if clients defend an update in the probes but not in training, else ().
 
     Distances are medians over clients, of the update that the server's own code reads (`replayed_evidence`) to what a
     client without a defense computes from the same examples, weights and draws. Where those of training are smaller,
-    both get the same update (`law_differs`). If the law cannot be asked so, training must be undefended but for its
-    scale. No flag where the code reads no single client.
+    both get the same update (`law_differs`). If the laws cannot be compared, training must be undefended but for its
+    scale. No flag where the code reads no single client. Comparing laws takes seconds: unless `thorough`, only where
+    training is undefended but for its scale.
     """
     probe = median_distance(fed, probed, victims)
     if probe is None or probe <= DEFENDED_DISTANCE:
@@ -176,10 +179,11 @@ def probe_flags(fed: Federation, probed: Transcript, victims: Mapping[Slot, Data
     training, later = min(read, key=lambda pair: pair[0])
     if LESS_DEFENDED * training >= probe:
         return ()
-    differs = law_differs(fed, later, probed, victims)
-    if differs is False or (differs is None and training > UNDEFENDED_DISTANCE):
+    undefended = training <= UNDEFENDED_DISTANCE
+    differs = law_differs(fed, later, probed, victims) if thorough or undefended else None
+    if differs is False or (differs is None and not undefended):
         return ()
-    bare = "those of no defense" if training <= UNDEFENDED_DISTANCE else "less defended"
+    bare = "those of no defense" if undefended else "less defended"
     detail = (
         f"in training the server's steps are {bare} (relative distance {training:.2g}), in the probes "
         f"they are not ({probe:.2g}): what the attacks are shown is not what clients send"
@@ -309,7 +313,7 @@ class SameUpdate:
         steps = max(_steps(self.fed, replace(self.plan, local=local), d) for d in data.values())
         plan, values = replace(self.plan, local=replace(local, opt=Opt("sgd", 1 / steps))), list[float]()
         for number in self._repeats:
-            one, slots = _given(self.fed, plan, self.raw), {Slot(number, c): d for c, d in data.items()}
+            one, slots = _with_gradients(self.fed, plan, self.raw), {Slot(number, c): d for c, d in data.items()}
             values += [read.distance for read in read_updates(one, one.forked(plan, slots), slots, self.raw)]
         return values
 
@@ -327,10 +331,10 @@ def trained_distances(fed: Federation, plan: Plan, raw: Mapping[int, Params]) ->
     """
     steps = {c: _steps(fed, plan, fed.shards[c]) for c in raw}
     most = max(steps.values())
-    given = {c: scaled(update, most / steps[c]) for c, update in raw.items()}
-    one = _given(fed, replace(plan, local=replace(plan.local, opt=Opt("sgd", 1 / most))), given)
-    updates = read_updates(one, one.observe(), {Slot(-1, c): data for c, data in one.shards.items()}, given)
-    return {read.client: most**0.5 * read.distance for read in updates if read.client in given}
+    gradients = {c: scaled(update, most / steps[c]) for c, update in raw.items()}
+    one = _with_gradients(fed, replace(plan, local=replace(plan.local, opt=Opt("sgd", 1 / most))), gradients)
+    updates = read_updates(one, one.observe(), {Slot(-1, c): data for c, data in one.shards.items()}, gradients)
+    return {read.client: most**0.5 * read.distance for read in updates if read.client in gradients}
 
 
 def _steps(fed: Federation, plan: Plan, data: Data) -> int:
@@ -339,7 +343,7 @@ def _steps(fed: Federation, plan: Plan, data: Data) -> int:
     return 1 if local.upload == "gradient" else max(1, fed.defense.fewest_steps(len(data.x), local.batch, local.epochs))
 
 
-def _given(fed: Federation, plan: Plan, raw: Mapping[int, Params]) -> Federation:
+def _with_gradients(fed: Federation, plan: Plan, raw: Mapping[int, Params]) -> Federation:
     """Return the federation under a plan, with the gradients of some clients."""
     other = copy(fed)
     other.plan, other.canaries, other.backend = plan, raw, "loop"
@@ -376,24 +380,28 @@ def audit_flags(fed: Federation, without: Mapping[int, Data]) -> tuple[Flag, ...
         return ()
     usual = copy(fed)
     usual.shards = {client: moved(data, fed.device) for client, data in without.items()}
-    held, left = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    with_canaries, without_canaries = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
     try:
         shards = {Slot(-1, client): data for client, data in fed.shards.items()}
         raw = {one.client: one.plain for one in read_updates(fed, fed.observe(), shards)}
         for number in range(AUDIT_ROUNDS if raw else 0):
-            for side, distances in ((fed, held), (usual, left)):
+            for side, distances in ((fed, with_canaries), (usual, without_canaries)):
                 for client, value in trained_distances(_later(side, number), fed.plan, raw).items():
                     distances[client].append(value)
-            if not any(_mean(held[c]) > max(LESS_DEFENDED * _mean(left[c]), DEFENDED_DISTANCE) for c in held):
+            if not any(
+                _mean(with_canaries[c]) > max(LESS_DEFENDED * _mean(without_canaries[c]), DEFENDED_DISTANCE)
+                for c in with_canaries
+            ):
                 return ()
     except Exception:  # noqa: BLE001 - another package's client may not compute the gradient of any loss
         return ()
-    more = [client for client in held if _less(left[client], held[client])]
+    more = [client for client in with_canaries if _less(without_canaries[client], with_canaries[client])]
     if not more:
         return ()
+    one, other = (_mean(distances[more[0]]) for distances in (with_canaries, without_canaries))
     detail = (
-        f"{len(more)} of {len(held)} clients defend an update more because they hold canaries (relative distance "
-        f"{_mean(held[more[0]]):.2g}, without them {_mean(left[more[0]]):.2g}): the audit is not what clients send"
+        f"{len(more)} of {len(with_canaries)} clients defend an update more because they hold canaries (relative "
+        f"distance {one:.2g}, without them {other:.2g}): the audit is not what clients send"
     )
     return (Flag(code="audit_noticed", severity="warning", detail=detail),)
 

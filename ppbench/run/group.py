@@ -208,7 +208,8 @@ class Bench:
         due = [c for c in cells(self.experiment, group) if c.id in missing_ids or c.attack.name in needed]
         rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: a tuning probe may overflow
         trial = rehearse(fed, self.experiment, group) if rehearsed else None
-        remarks = lru_cache(partial(probe_flags, fed, transcript, victims.data))  # the same for all cells of a group
+        thorough = not is_ours(self.experiment.points[group.point].info)
+        remarks = lru_cache(partial(probe_flags, fed, transcript, victims.data, thorough))  # once for a group's cells
         for cell in due:
             began, choice, earlier = time.perf_counter(), None, answers.get(cell.follows or "", AttackAnswer([], None))
             if earlier.failure is not None:
@@ -223,8 +224,7 @@ class Bench:
             probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier.guesses, noticed_by)
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
             inputs = question_of(cell.attack.kind).inputs
-            asked = not is_ours(self.experiment.points[group.point].info)  # ours pass these tests in our own
-            flags = remarks() if asked and cell.attack.replays and inputs and group.threat.lone_server else ()
+            flags = remarks() if cell.attack.replays and inputs and group.threat.lone_server else ()
             flags += self._world_flags() if cell.attack.adaptive and inputs and group.threat.sees_uploads else ()
             spent, keep = time.perf_counter() - began, cell.id in missing_ids
             answers[cell.attack.name] = self._run_cell(

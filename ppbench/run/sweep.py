@@ -339,10 +339,12 @@ def _surplus(name: str, expected: Sequence[CellConfig], present: Sequence[CellCo
 
     A problem where the suite has their defense and attack in these versions; else it may have had them.
     """
-    asked = {_key(config): config for config in expected}
+    expected_cells = {_key(config): config for config in expected}
     versions = {_versions(config) for config in expected}
-    surplus = [config for config in present if _key(config) not in asked]
-    surplus += [c for c in present if (one := asked.get(_key(c))) is not None and _settings(one) != _settings(c)]
+    surplus = [config for config in present if _key(config) not in expected_cells]
+    surplus += [
+        c for c in present if (one := expected_cells.get(_key(c))) is not None and _settings(one) != _settings(c)
+    ]
     odd = [config for config in surplus if _versions(config) in versions]
     if odd:
         yield (

@@ -1,8 +1,8 @@
 """Victims, clients and warnings that are worse by themselves, which a figure over all victims does not show.
 
-A defense that leaves out one client of ten moves no median. Here each unit (a client's batch) is asked whether it newly
-falls. Where the others' uploads are those of BASELINE, both runs drew the same: then any other upload is a change of
-the code, and needs no test. Where all uploads differ, a client is compared with how often the others change sides.
+A defense that leaves out one client of ten moves no median. Here each unit (a client's batch) is tested for whether it
+newly falls. Where the others' uploads are those of BASELINE, both runs drew the same: then any other upload is a change
+of the code, and needs no test. Where all uploads differ, a client is compared with how often the others change sides.
 """
 
 from __future__ import annotations
@@ -191,13 +191,13 @@ def new_warnings(pairs: Sequence[RowPair]) -> Iterator[ComparedRow]:
 
 def unasked_clients(pairs: Sequence[RowPair]) -> Iterator[str]:
     """Yield a sentence for each defense none of whose victims are of some client: nothing is known of that client."""
-    asked, clients = defaultdict[str, set[int]](set), dict[str, int]()
+    victims_of, clients = defaultdict[str, set[int]](set), dict[str, int]()
     for pair in pairs:
         for score in pair.new[0].victims:
             if score.slot is not None:
-                asked[pair.where.defense].add(score.slot[1])
+                victims_of[pair.where.defense].add(score.slot[1])
                 clients[pair.where.defense] = pair.new[0].config.federation.clients
-    for defense, some in sorted(asked.items()):
+    for defense, some in sorted(victims_of.items()):
         missing = sorted(set(range(clients[defense])) - some)
         if missing and defense not in CONTROLS:
             named = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
