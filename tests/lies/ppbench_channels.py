@@ -384,13 +384,18 @@ class Noisy(Defense):
 
     def pad(self, ctx: Context, result: Params, data: Data, words: int) -> Tensor:
         """Return the noise of one upload."""
-        return 0.1 * torch.randn(words, generator=ctx.generator)
+        return 0.1 * ctx.secret.normal((words,))
+
+    def noisy(self, ctx: Context, result: Params, data: Data) -> Tensor:
+        """Return the flat update with its noise."""
+        flat = Layout.of(result).pack(result)
+        return flat + self.pad(ctx, result, data, len(flat))
 
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Add the noise."""
         if not isinstance(message, Model):
             return super().reply(ctx, me, message, result, data)
-        return me, Update(self.padded(result, self.pad(ctx, result, data, Layout.of(result).pack(result).numel())))
+        return me, Update(Layout.of(result).unpack(self.noisy(ctx, result, data)))
 
     def padded(self, result: Params, pad: Tensor) -> Params:
         """Return the update with its noise."""
@@ -641,9 +646,7 @@ class Resent(Noisy):
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         if not isinstance(message, Model):
             return Defense.reply(self, ctx, me, message, result, data)
-        layout = Layout.of(result)
-        noisy = layout.pack(result)
-        noisy = noisy + self.pad(ctx, result, data, len(noisy))
+        layout, noisy = Layout.of(result), self.noisy(ctx, result, data)
         last = torch.zeros_like(noisy) if isinstance(me, tuple) else me
         return noisy, Beside(layout.unpack(noisy), last.flip(0))
 
@@ -657,11 +660,8 @@ class Momentum(Noisy):
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         if not isinstance(message, Model):
             return Defense.reply(self, ctx, me, message, result, data)
-        layout = Layout.of(result)
-        noisy = layout.pack(result)
-        noisy = noisy + self.pad(ctx, result, data, len(noisy))
-        whole = noisy + (0 if isinstance(me, tuple) else 0.5 * me)
-        return whole, Update(layout.unpack(whole))
+        whole = self.noisy(ctx, result, data) + (0 if isinstance(me, tuple) else 0.5 * me)
+        return whole, Update(Layout.of(result).unpack(whole))
 
 
 SUM_LIES = (
