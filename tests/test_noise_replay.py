@@ -101,8 +101,8 @@ def test_what_is_zero_whatever_the_image_is_the_rim_of_kernels_over_small_maps()
     [
         (ByTorch(0.1), 1),
         pytest.param(Undeclared(1.0), 1, marks=pytest.mark.nightly),
-        pytest.param(ByTorch(0.1), 5, marks=pytest.mark.nightly),
-        pytest.param(ByTorch(1.0), 5, marks=pytest.mark.nightly),
+        pytest.param(ByTorch(0.1), 10, marks=pytest.mark.nightly),
+        pytest.param(ByTorch(1.0), 10, marks=pytest.mark.nightly),
     ],
 )
 def test_torchs_noise_comes_off_to_the_last_bit_and_the_images_are_rebuilt(defense: Defense, count: int) -> None:
