@@ -2,6 +2,7 @@
 
 import importlib.util
 import multiprocessing
+import os
 import signal
 import sys
 from dataclasses import asdict
@@ -40,6 +41,14 @@ def one_timed_pair():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "BUDGET_S", 0.0)
         patch.setattr(cost, "ENOUGH_S", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unflushed():
+    """Let nothing wait for the disk: no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
         yield
 
 

@@ -62,6 +62,7 @@ def test_a_batch_is_read_exactly_with_its_labels() -> None:
     assert [layer.unknowns for layer in guess.layers] == [4 * 58, 4 * 64]
 
 
+@pytest.mark.nightly
 def test_images_of_one_class_are_told_apart_by_the_whole_gradient() -> None:
     plan, params, update, x, y = sent(TWINS)
     assert y.tolist() == [3, 3, 5]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from daily import every_third
+from daily import all_but_nightly, every_third
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
@@ -126,7 +126,7 @@ def test_none_is_the_gradient_of_what_is_frozen_or_not_used_and_of_nothing_else(
     assert "call loss.backward()" in refusal(ppbench.invert, MODEL, dict.fromkeys(GRADIENT), SHAPE)
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+@pytest.mark.parametrize("wrap", all_but_nightly([nn.DataParallel, torch.compile], [torch.compile]))
 def test_torchs_own_wrappers_of_networks_are_taken_off(wrap: Any) -> None:
     model = wrap(network())
     named = {name: GRADIENT[name.partition(".")[2]] for name, _ in model.named_parameters()}

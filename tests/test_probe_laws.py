@@ -44,7 +44,7 @@ def test_an_honest_law_is_never_accused_over_ten_seeds(defense, remarks):
             assert [remarks(defense, seed, seed % 4, kind, opt) for seed in SEEDS] == [[]] * len(SEEDS)
 
 
-@pytest.mark.parametrize("defense", DISHONEST, ids=lambda d: d.name)
+@pytest.mark.parametrize("defense", every_third(DISHONEST), ids=lambda d: d.name)
 def test_what_protects_the_probe_alone_is_accused(defense, remarks):
     assert remarks(defense, 0) == ["probe_noticed"]
 
