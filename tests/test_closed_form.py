@@ -305,7 +305,9 @@ def by_layers(plan: Plan, params: Params, update: Params) -> Guess:
     return guess
 
 
-@pytest.mark.parametrize(("channels", "activation"), [(2, "sigmoid"), pytest.param(4, "relu", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("channels", "activation"), [(2, "sigmoid"), pytest.param(4, "relu", marks=pytest.mark.nightly)]
+)
 def test_the_whole_gradient_tells_of_a_null_space_of_a_layer(channels: int, activation: str) -> None:
     plan = plan_of("test_closed_form:narrow", channels=channels, activation=activation)
     gains = []

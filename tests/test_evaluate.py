@@ -40,7 +40,7 @@ def results(out: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory, undrawn):
+def first(tmp_path_factory):
     return evaluate(**TINY, out=tmp_path_factory.mktemp("first") / "out", workers=1)
 
 

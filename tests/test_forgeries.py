@@ -46,7 +46,7 @@ ASKED = dict(
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory, undrawn):
+def honest(tmp_path_factory):
     out = tmp_path_factory.mktemp("honest") / "out"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -219,7 +219,9 @@ BESIDE = [probe_epsilon_in_all, swapped, "owners", "victims dropped", "cost lowe
 """Left to the night: others of the same sentence are asked daily."""
 
 
-@pytest.mark.parametrize("forgery", all_but_nightly([*ACTS, *CHANGES], BESIDE), ids=lambda forgery: getattr(forgery, "__name__", forgery))
+@pytest.mark.parametrize(
+    "forgery", all_but_nightly([*ACTS, *CHANGES], BESIDE), ids=lambda forgery: getattr(forgery, "__name__", forgery)
+)
 def test_a_forgery_is_named(out, forgery):
     forger = Forger(out)
     if forgery in ACTS:

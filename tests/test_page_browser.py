@@ -15,6 +15,8 @@ from ppbench.report.controls import Check
 from ppbench.report.page.boards import DefenseSentence
 from ppbench.report.page.html import Page
 
+DRAWN = True
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")

@@ -67,7 +67,7 @@ DAMAGES = {
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory, undrawn):
+def kept(tmp_path_factory):
     out = tmp_path_factory.mktemp("kept") / "out"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

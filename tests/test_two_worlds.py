@@ -91,7 +91,9 @@ def test_a_channel_is_named(lie, words):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("twin", all_but_nightly(TWINS, [twin for twin in TWINS if twin is not Resent]), ids=lambda twin: twin.__name__)
+@pytest.mark.parametrize(
+    "twin", all_but_nightly(TWINS, [twin for twin in TWINS if twin is not Resent]), ids=lambda twin: twin.__name__
+)
 def test_an_honest_twin_is_not_accused(twin, seed):
     outcome = report(twin(), seed)
     assert not outcome.channels and not outcome.refusal
