@@ -219,6 +219,7 @@ def test_images_fall_where_numbers_are_as_many_as_pixels(shards):
     assert few < 20 and min(enough, twice) > 35
 
 
+@pytest.mark.nightly
 def test_masks_do_not_help_whom_all_others_are_after(shards):
     view, victims = observed(central_bare(k=80, masks="ring64"), shards, 2, threat="collusion/1")
     assert decibels(BaffleSketch(budget=60), view, victims) > 35
@@ -254,6 +255,7 @@ def test_label_attacks_suit_classes_of_images_only():
 
 
 # -- the histogram ---------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_the_histogram_calls_alike_what_is_read_without_error(shards, digits):
     """The paper's own test, 500 directions: real inputs pass for noise, and their labels are all read.
 

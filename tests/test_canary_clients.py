@@ -120,6 +120,7 @@ def test_those_whose_clients_upload_more_than_a_gradient_are_refused(tmp_path):
 
 
 # -- planted, null, undefended -----------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_noise_at_the_server_is_estimated_near_what_it_guarantees(tmp_path):
     """Of ROUNDS rounds with noise multiplier z: a Gaussian mechanism of sensitivity over noise sqrt(ROUNDS) / z."""
     for multiplier, luck in ((1.0, 2.8), (4.0, 1.8)):

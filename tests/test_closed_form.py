@@ -153,6 +153,7 @@ def test_patches_of_a_transformer_with_learned_positions_are_read() -> None:
     assert guess.is_exact and psnr(guess.x, truth) > 50
 
 
+@pytest.mark.nightly
 def test_a_transformer_narrower_than_its_patches_are_many_is_not_determined() -> None:
     plan, truth = plan_of("test_closed_form:Patches", width=12), digit(3)
     guess = guessed(plan, *sent(plan, truth))

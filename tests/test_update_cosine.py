@@ -112,6 +112,7 @@ def test_planted_leak_local_training(deltas):
     assert deltas.area() > 0.7
 
 
+@pytest.mark.nightly
 def test_the_joint_regression_is_what_finds_them(gradients, deltas):
     for some, gain in ((gradients, 0.15), (deltas, 0.05)):  # over ten seeds .10 or more for uploads of many steps
         assert some.area() > some.area(UpdateCosine(alone=True)) + gain
@@ -137,6 +138,7 @@ def noisy(view: View, size: float) -> View:
     return replace(view, mail=tuple(mail))
 
 
+@pytest.mark.nightly
 def test_noise_averages_out_over_rounds(gradients):
     """A defense must face the whole transcript: noise that hides members in one round does not in 60."""
     hidden = noisy(gradients.view, 5.0)
@@ -236,6 +238,7 @@ def test_weighted_sums_are_simulated_whole(gradients):
 
 
 # -- rounds, order, determinism --------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_halves_order_and_seeds_do_not_matter(gradients):
     guess = gradients.ask()
     order = torch.randperm(COUNT, generator=seeded(1))
