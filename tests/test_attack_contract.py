@@ -209,7 +209,7 @@ AUDITS = {name: attack for name, attack in ATTACKS.items() if attack.audit not i
 """Those about records; what asks about canary clients is tested where they are (`test_canary_clients.py`)."""
 ASKED: dict[str, Any] = {
     **{"defense": "none", "model": "mlp", "model_options": {"hidden": 64}, "clients": 3, "train": 240, "public": 0.4},
-    **{"rounds": 12, "local_epochs": 4, "batch_size": 32, "lr": 0.01, "decay_at": (), "schedule": "parallel"},
+    **{"rounds": 16, "local_epochs": 4, "batch_size": 32, "lr": 0.01, "decay_at": (), "schedule": "parallel"},
     **{"attacks": tuple(AUDITS), "stages": ("audit",), "references": 8, "canaries": 30, "candidates": 40},
     **{"threats": ("server/1", "client/1")},
 }
