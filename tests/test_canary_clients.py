@@ -142,6 +142,7 @@ def evaluated(out, **options):
         return evaluation.evaluate(**{**SMALL, **options}, out=out, workers=1)
 
 
+@pytest.mark.nightly
 def test_one_seed_one_result_and_the_sentence_claims_no_bound(tmp_path):
     once, again = (evaluated(tmp_path / folder, rounds=2, canary_clients=20).records for folder in "ab")
     assert [r.model_dump_json() for r in once] == [r.model_dump_json() for r in again] and len(once) == 2

@@ -63,7 +63,7 @@ def test_a_drawn_network_is_simulated_exactly_or_refused_truly(seed: int) -> Non
         pytest.param(
             [("functional dropout", False), ("rrelu", False)], "nested", "the head's bias", marks=pytest.mark.nightly
         ),
-        ([("spectral norm", True)], "sequential", "nothing"),
+        pytest.param([("spectral norm", True)], "sequential", "nothing", marks=pytest.mark.nightly),
         pytest.param([("drop path", False)], "auxiliary", "the head", marks=pytest.mark.nightly),
         pytest.param([("transformer", False)], "written", "nothing", marks=pytest.mark.nightly),
         pytest.param([], "sequential", "the head", marks=pytest.mark.nightly),

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import safetensors.torch
 import torch
+from daily import every_third
 
 import ppbench
 from ppbench.base.errors import UsageError
@@ -79,7 +80,7 @@ def records(out):
     return {path.name: path.read_bytes() for path in sorted((out / "records").glob("*[0-9a-f].json"))}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", every_third(DAMAGES))
 def test_a_damaged_training_is_done_again_and_gives_the_same_records(kept, tmp_path, damage):
     out = tmp_path / "out"
     shutil.copytree(kept, out)

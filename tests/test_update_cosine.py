@@ -216,6 +216,7 @@ def test_hidden_entries_do_not_count(gradients):
     assert torch.allclose(first, Directions.of(hidden, x, y, 0.03).explain(hidden))
 
 
+@pytest.mark.nightly
 def test_large_networks_are_compared_on_some_coordinates(gradients, monkeypatch):
     whole = gradients.area()
     monkeypatch.setattr(update_cosine, "MOST_ENTRIES", COUNT * 800)
