@@ -174,6 +174,7 @@ def test_loud_traps_drown_noise_that_nothing_is_clipped_before(defense):
     assert loud > 0.6 and quiet == 0
 
 
+@pytest.mark.nightly
 def test_a_trap_is_no_louder_than_the_bound_that_its_gradient_is_clipped_to():
     options = {"options": {"hidden": 256, "bias": False}, **SQUARED}
     assert share(Imprint(), MPDP(clip="seen"), 8, 64, **options) == 0

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from daily import all_but_nightly
 from observations import batch_gradient, reached, scored, seeded, watched
 from protocols import central_bare
 from scipy import stats
@@ -226,7 +227,7 @@ def test_masks_do_not_help_whom_all_others_are_after(shards):
 
 
 # -- labels ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", ["cone", "stein"])
+@pytest.mark.parametrize("method", all_but_nightly(["cone", "stein"], ["stein"]))
 def test_labels_of_an_untrained_model_are_read_off_a_hundred_numbers(method, hundred):
     assert share(BaffleLabels(method), *hundred) == 1
 

@@ -101,13 +101,8 @@ def test_noise_is_the_public_law_and_none_where_there_is_none(federate):
     assert defense.noise(view.plan) is None
 
 
-@pytest.mark.parametrize(
-    "defense",
-    [
-        pytest.param(DP(2e-3), id="noise"),
-        pytest.param(DPSGD(4e-3, 0.5), id="noise and clipping", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("defense", [DP(2e-3), DPSGD(4e-3, 0.5)], ids=["noise", "noise and clipping"])
 def test_where_l_bfgs_stalls_the_plain_attack_is_the_start_and_is_not_lost(defense, federate):
     """It begins with `ig` at its share of the budget, and is 1 dB behind that at most; from grey images it was 6 dB.
 

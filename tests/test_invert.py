@@ -203,8 +203,8 @@ def test_nothing_of_the_users_is_moved(victim: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        *(("Net", "train"), ("Net", "eval"), ("resnet18", "train")),
-        pytest.param("resnet18", "eval", marks=pytest.mark.nightly),
+        *(("Net", "train"), ("Net", "eval")),
+        *(pytest.param("resnet18", mode, marks=pytest.mark.nightly) for mode in ("train", "eval")),
     ],
 )
 def test_modes_mean_what_they_mean_in_torch(name: str, mode: str) -> None:

@@ -334,6 +334,7 @@ def test_naive_noise_has_another_variance_in_every_layer():
     assert float(mean.square().mean() / one.square().mean()) == pytest.approx(1 / PLAN.clients, rel=0.1)
 
 
+@pytest.mark.nightly
 def test_noise_of_the_hardened_variant_has_a_floor():
     ctx = Context(PLAN, 1, "real", SERVER, seeded(), secret())
     scales, free = (torch.cat([d.scales(ctx) for _ in range(200)]) for d in (MPDPH(floor=0.5), MPDP()))
