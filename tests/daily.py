@@ -11,7 +11,12 @@ SMALL_BOARD = "bank-marketing-two-cores"
 
 def every_third(values: Iterable[Any]) -> list[Any]:
     """Return parameters, of which every third is asked daily."""
-    return [pytest.param(value, marks=[pytest.mark.nightly] if place % 3 else []) for place, value in enumerate(values)]
+    return every_third_row((value,) for value in values)
+
+
+def every_third_row(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return rows of parameters, of which every third is asked daily."""
+    return [pytest.param(*row, marks=[pytest.mark.nightly] if place % 3 else []) for place, row in enumerate(rows)]
 
 
 def all_but_nightly(values: Iterable[Any], nightly: Iterable[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import multiprocessing
+import os
 import signal
 import sys
 from dataclasses import asdict
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
@@ -26,6 +26,7 @@ from ppbench.questions.images import blind_decibels, flags_of, inexact
 from ppbench.questions.reconstruction import RECOMPUTED
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import CellConfig, Record
+from ppbench.report.page.figures import Picture
 from ppbench.run import cost
 from ppbench.task.user_data import open_dataset
 from ppbench.testing.small_federation import all_digits
@@ -40,6 +41,14 @@ def one_timed_pair():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "BUDGET_S", 0.0)
         patch.setattr(cost, "ENOUGH_S", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unflushed():
+    """Let nothing wait for the disk: no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
         yield
 
 
@@ -91,15 +100,17 @@ def published(tmp_path_factory):
         return ledger_home.made(tmp_path_factory.mktemp("ledger"))
 
 
-@pytest.fixture(scope="module")
-def undrawn():
-    """Let figures be empty: to draw them takes longer than the small evaluations that they would show."""
+@pytest.fixture(scope="module", autouse=True)
+def undrawn(request):
+    """Let figures be empty where a module does not say `DRAWN = True`: small evaluations take less time than theirs."""
 
-    def save(figure, file, format, **options):
-        file.write("<svg></svg>" if format == "svg" else b"PNG")
+    def empty(picture, plot):
+        picture.svg, picture.label = "<svg></svg>", "empty"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", save)
+        if not getattr(request.module, "DRAWN", False):
+            patch.setattr(Picture, "__init__", empty)
+            patch.setattr(Picture, "png", lambda picture: picture.label.encode())
         yield
 
 

@@ -42,7 +42,7 @@ def machine(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def first(machine, undrawn):
+def first(machine):
     """Return a runner on which a tiny evaluation of `dp` was accepted as the first baseline, and what that run said."""
     runner = machine()
     return runner, runner.run(ACTION, {**EVALUATED, "reason": "the first\none"})
@@ -103,7 +103,7 @@ def test_what_cannot_be_compared_fails_with_3_and_is_no_regression(compared):
     assert "### ppbench: harness-fault (exit code 3)" in ran.summary and "regression" not in ran.outputs["verdict"]
 
 
-def test_a_control_that_fails_ends_the_run_with_3_before_anything_is_compared(machine, undrawn):
+def test_a_control_that_fails_ends_the_run_with_3_before_anything_is_compared(machine):
     idle = f"{SMALL} --attack dlg --set dlg.budget=1"  # nobody rebuilds the undefended victims
     ran = machine().run(ACTION, {**EVALUATED, "arguments": idle, "reason": "r"})
     assert (ran.code, ran.outputs) == (3, {"verdict": "harness-fault", "exit-code": "3"}), ran.log

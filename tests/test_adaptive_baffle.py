@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from daily import all_but_nightly
 from observations import batch_gradient, reached, scored, seeded, watched
 from protocols import central_bare
 from scipy import stats
@@ -219,13 +220,14 @@ def test_images_fall_where_numbers_are_as_many_as_pixels(shards):
     assert few < 20 and min(enough, twice) > 35
 
 
+@pytest.mark.nightly
 def test_masks_do_not_help_whom_all_others_are_after(shards):
     view, victims = observed(central_bare(k=80, masks="ring64"), shards, 2, threat="collusion/1")
     assert decibels(BaffleSketch(budget=60), view, victims) > 35
 
 
 # -- labels ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", ["cone", "stein"])
+@pytest.mark.parametrize("method", all_but_nightly(["cone", "stein"], ["stein"]))
 def test_labels_of_an_untrained_model_are_read_off_a_hundred_numbers(method, hundred):
     assert share(BaffleLabels(method), *hundred) == 1
 
@@ -254,6 +256,7 @@ def test_label_attacks_suit_classes_of_images_only():
 
 
 # -- the histogram ---------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_the_histogram_calls_alike_what_is_read_without_error(shards, digits):
     """The paper's own test, 500 directions: real inputs pass for noise, and their labels are all read.
 

@@ -101,6 +101,7 @@ def test_noise_is_the_public_law_and_none_where_there_is_none(federate):
     assert defense.noise(view.plan) is None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("defense", [DP(2e-3), DPSGD(4e-3, 0.5)], ids=["noise", "noise and clipping"])
 def test_where_l_bfgs_stalls_the_plain_attack_is_the_start_and_is_not_lost(defense, federate):
     """It begins with `ig` at its share of the budget, and is 1 dB behind that at most; from grey images it was 6 dB.
@@ -113,6 +114,7 @@ def test_where_l_bfgs_stalls_the_plain_attack_is_the_start_and_is_not_lost(defen
     assert sum(a.psnr - p.psnr for a, p in zip(aware, plain, strict=True)) / 6 > -1
 
 
+@pytest.mark.nightly
 def test_clipped_gradients_are_compared_by_direction_by_the_likelihood_too(federate):
     clipped, whole = (watched(federate(DPSGD(5e-5 / clip, clip), KINKED), count=6) for clip in (0.05, 100.0))
     scores = [median(attacked(Likelihood(budget=120), *one)) for one in (clipped, whole)]
@@ -142,6 +144,7 @@ def test_shrinkage_at_the_true_batch_is_the_norm_over_the_clip(batch, digits):
     assert norm(restored) == pytest.approx(norm(evidence), rel=1e-5)
 
 
+@pytest.mark.nightly
 @settings(max_examples=20)
 @given(factor=st.floats(0.05, 0.95), which=st.integers(0, 179))
 def test_a_soft_label_explains_any_shrunk_gradient_and_a_decided_one_only_the_whole(factor, which, digits):

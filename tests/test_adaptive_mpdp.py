@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from daily import every_third
 from observations import scored, seeded, watched
 from protocols import relative, true_gradient, weights
 
@@ -120,7 +121,7 @@ def test_a_clipped_label_under_one_coefficient_is_guessed_by_brightness():
 
 
 @pytest.mark.parametrize(
-    "spec", [BARE, DEEP, CNN, DENSE, RESNET, RESNET_B], ids=lambda s: f"{s.model}-{dict(s.options)}"
+    "spec", every_third([BARE, DEEP, CNN, RESNET, RESNET_B, DENSE]), ids=lambda s: f"{s.model}-{dict(s.options)}"
 )
 def test_the_exact_gradient_of_one_example_is_rebuilt(spec):
     """U8: below 1e-10 in float64 (spec: 2.6e-15 for an MLP-5, 2.7e-14 for ResNet20), whatever noise was added."""
@@ -156,7 +157,7 @@ def test_the_rebuilt_gradient_owes_nothing_to_the_noisy_one():
 
 
 @pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1"])
-@pytest.mark.parametrize("defense", UNMASKED, ids=IDS)
+@pytest.mark.parametrize("defense", every_third(UNMASKED), ids=IDS)
 def test_every_image_and_label_of_one_example_is_read(defense, threat):
     """Spec: 309 to 312 dB whatever epsilon; the scorer stops at 100. The noisy gradient alone gives little."""
     view, victims = probed(defense, count=4, threat=threat)
@@ -185,6 +186,7 @@ def test_batches_are_matched_with_what_carries_no_noise():
     assert sorted(psnr for psnr, _ in scores)[3] > 15
 
 
+@pytest.mark.nightly
 def test_null_noise_instead_of_surrogates_gives_no_image():
     g = seeded(9)
 
@@ -238,7 +240,7 @@ def test_the_cohorts_sums_carry_no_noise_either():
 
 
 # -- the label histogram ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("defense", UNMASKED, ids=IDS)
+@pytest.mark.parametrize("defense", every_third(UNMASKED), ids=IDS)
 @pytest.mark.parametrize("spec", [BARE, CNN], ids=lambda s: s.model)
 def test_the_label_of_one_example_is_exact(defense, spec):
     for threat in ("server/1", "eavesdropper/1"):

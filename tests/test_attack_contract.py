@@ -46,6 +46,12 @@ UNREAD = {  # masked numbers; the server alone has a key; clients get a perturbe
     ("adaptive_encrypted", "hybridalpha", "keeps_form_and_budget_eavesdropper/1"),
     ("adaptive_encrypted", "pile", "keeps_form_and_budget_client/1"),
 }
+LONG = {
+    ("peel", "poison_harms_no_other"),
+    ("closed_form", "survives_white_images"),
+    ("adaptive_spn", "keeps_form_and_budget_server/1"),
+}
+"""Cases of seconds: a usual run asks their questions of other attacks, and these attacks other questions."""
 ELSEWHERE = {("ggl", "finds_the_planted_leak")}  # of what its generator makes, below
 
 
@@ -74,7 +80,10 @@ CASES = cases()
 def named(duel: Duel, question: str) -> Any:
     """Return a case that the battery knows by its attack, its defense and its question."""
     values = f"{duel.attack.kind} {question}", duel.attack.name, duel.defense.name
-    return pytest.param(duel, question, marks=pytest.mark.battery(*values), id="-".join((question, *values[1:])))
+    late = [pytest.mark.nightly] if (duel.attack.name, question) in LONG else []
+    return pytest.param(
+        duel, question, marks=[pytest.mark.battery(*values), *late], id="-".join((question, *values[1:]))
+    )
 
 
 WORKER = """
@@ -209,7 +218,7 @@ AUDITS = {name: attack for name, attack in ATTACKS.items() if attack.audit not i
 """Those about records; what asks about canary clients is tested where they are (`test_canary_clients.py`)."""
 ASKED: dict[str, Any] = {
     **{"defense": "none", "model": "mlp", "model_options": {"hidden": 64}, "clients": 3, "train": 240, "public": 0.4},
-    **{"rounds": 25, "local_epochs": 4, "batch_size": 32, "lr": 0.01, "decay_at": (), "schedule": "parallel"},
+    **{"rounds": 16, "local_epochs": 4, "batch_size": 32, "lr": 0.01, "decay_at": (), "schedule": "parallel"},
     **{"attacks": tuple(AUDITS), "stages": ("audit",), "references": 8, "canaries": 30, "candidates": 40},
     **{"threats": ("server/1", "client/1")},
 }

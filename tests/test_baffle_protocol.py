@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import protocols
 import pytest
 import torch
+from daily import all_but_nightly
 from protocols import central_bare, started
 from scipy import stats
 from torch import Tensor
@@ -294,7 +295,7 @@ def test_local_steps_perturb_along_directions_of_their_own():
         assert outside[0] < float((inside[:, 0] - update).norm() / update.norm()) < outside[1]
 
 
-@pytest.mark.parametrize("how", ["warmed", "constant"])
+@pytest.mark.parametrize("how", all_but_nightly(["warmed", "constant"], ["constant"]))
 def test_what_is_delivered_is_the_average_of_the_weights(how):
     run, history = federation(central_bare(k=2, ema=0.9, average=how)), []
     average = flat(run.parties.server.params)
@@ -329,7 +330,7 @@ def test_the_sketch_is_the_gradient_along_public_directions():
     [({}, "gradient", 4), ({"masks": "ring64"}, "gradient", 1), (EPOCH, "delta", 4),
      ({**EPOCH, "masks": "ring32"}, "delta", 1)],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["gradient", "local"])
+@pytest.mark.parametrize("kind", all_but_nightly(["gradient", "local"], ["local"]))
 def test_plain_evidence_is_a_noisy_gradient_at_public_weights(options, upload, units, kind):
     run = federation(central_bare(k=400, scheme="twice", **options), upload, Opt("sgd", 0.01))
     transcript, view = probed(run, kind=kind)

@@ -120,6 +120,7 @@ def test_those_whose_clients_upload_more_than_a_gradient_are_refused(tmp_path):
 
 
 # -- planted, null, undefended -----------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_noise_at_the_server_is_estimated_near_what_it_guarantees(tmp_path):
     """Of ROUNDS rounds with noise multiplier z: a Gaussian mechanism of sensitivity over noise sqrt(ROUNDS) / z."""
     for multiplier, luck in ((1.0, 2.8), (4.0, 1.8)):
@@ -141,6 +142,7 @@ def evaluated(out, **options):
         return evaluation.evaluate(**{**SMALL, **options}, out=out, workers=1)
 
 
+@pytest.mark.nightly
 def test_one_seed_one_result_and_the_sentence_claims_no_bound(tmp_path):
     once, again = (evaluated(tmp_path / folder, rounds=2, canary_clients=20).records for folder in "ab")
     assert [r.model_dump_json() for r in once] == [r.model_dump_json() for r in again] and len(once) == 2

@@ -121,7 +121,7 @@ def test_every_activation_is_inverted(activation: str) -> None:
     assert psnr(guess.x, truth) > 60 and guess.y.tolist() == [7]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", every_third(KINDS))
 def test_every_kind_of_layer_is_inverted(kind: str) -> None:
     plan, truth = plan_of("test_closed_form:layered", kind=kind), digit(11)
     guess = guessed(plan, *sent(plan, truth, 1))
@@ -153,6 +153,7 @@ def test_patches_of_a_transformer_with_learned_positions_are_read() -> None:
     assert guess.is_exact and psnr(guess.x, truth) > 50
 
 
+@pytest.mark.nightly
 def test_a_transformer_narrower_than_its_patches_are_many_is_not_determined() -> None:
     plan, truth = plan_of("test_closed_form:Patches", width=12), digit(3)
     guess = guessed(plan, *sent(plan, truth))
@@ -186,8 +187,15 @@ def test_a_large_system_without_an_active_row_is_solved() -> None:
     assert np.isfinite(solution.u).all() and np.abs(dead.slope(solution.u)).max() < 1e-3
 
 
-@pytest.mark.parametrize("step", [None, 0.1])
-@pytest.mark.parametrize(("outputs", "inverse"), [(10, RowInverse), (40, DenseInverse)])
+@pytest.mark.parametrize(
+    ("outputs", "inverse", "step"),
+    [
+        (10, RowInverse, None),
+        (40, DenseInverse, 0.1),
+        pytest.param(10, RowInverse, 0.1, marks=pytest.mark.nightly),
+        pytest.param(40, DenseInverse, None, marks=pytest.mark.nightly),
+    ],
+)
 def test_rough_inverses_lead_to_the_exact_solution_and_its_variances(
     step: float | None, outputs: int, inverse: type
 ) -> None:
@@ -298,7 +306,9 @@ def by_layers(plan: Plan, params: Params, update: Params) -> Guess:
     return guess
 
 
-@pytest.mark.parametrize(("channels", "activation"), [(2, "sigmoid"), (4, "relu")])
+@pytest.mark.parametrize(
+    ("channels", "activation"), [(2, "sigmoid"), pytest.param(4, "relu", marks=pytest.mark.nightly)]
+)
 def test_the_whole_gradient_tells_of_a_null_space_of_a_layer(channels: int, activation: str) -> None:
     plan = plan_of("test_closed_form:narrow", channels=channels, activation=activation)
     gains = []
@@ -311,6 +321,7 @@ def test_the_whole_gradient_tells_of_a_null_space_of_a_layer(channels: int, acti
     assert min(gains) > -0.5 and sum(gains) / len(gains) > 2
 
 
+@pytest.mark.nightly
 def test_under_little_noise_it_is_as_good_as_the_attack_that_knows_its_law(digits: Data) -> None:
     seen = server_sees(digits, DP(sigma=1e-3), count=3)
     values, _ = reached(seen, ClosedForm())

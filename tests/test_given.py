@@ -117,6 +117,7 @@ def test_batch_norm_is_of_the_batch_or_as_it_came() -> None:
     torch.testing.assert_close(net(params, x).log_softmax(1), module(x))
 
 
+@pytest.mark.nightly
 def test_torchvision_networks_by_their_address() -> None:
     net = build(net_spec("somebodys:resnet18", (3, 32, 32), 10))
     assert (net.parameter_count, net.feature_count, net.fewest, net.module.head_name) == (11_181_642, 512, 2, "fc")
@@ -263,6 +264,7 @@ def test_it_is_noted_what_was_read_and_what_not() -> None:
     assert note.endswith("4 classes, of which 2 has no example for training; not read: validation")
 
 
+@pytest.mark.nightly
 def test_a_folder_that_the_library_datasets_saved(tmp_path: Path) -> None:
     import datasets
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from daily import every_third
+from daily import all_but_nightly
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
@@ -69,10 +69,15 @@ CONTAINERS: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def plain() -> ppbench.Inverted:
+    """Return what is made of the gradient by name."""
+    return ppbench.invert(MODEL, GRADIENT, SHAPE, **QUICK)
+
+
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_a_gradient_is_the_same_in_any_container(container: str) -> None:
+def test_a_gradient_is_the_same_in_any_container(container: str, plain: ppbench.Inverted) -> None:
     gradient = CONTAINERS[container]
-    plain = ppbench.invert(MODEL, GRADIENT, SHAPE, **QUICK)
     inversion = ppbench.invert(MODEL, gradient() if callable(gradient) else gradient, SHAPE, **QUICK)
     assert torch.equal(plain.x, inversion.x) and plain.mismatch == inversion.mismatch
 
@@ -126,7 +131,7 @@ def test_none_is_the_gradient_of_what_is_frozen_or_not_used_and_of_nothing_else(
     assert "call loss.backward()" in refusal(ppbench.invert, MODEL, dict.fromkeys(GRADIENT), SHAPE)
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+@pytest.mark.parametrize("wrap", all_but_nightly([nn.DataParallel, torch.compile], [torch.compile]))
 def test_torchs_own_wrappers_of_networks_are_taken_off(wrap: Any) -> None:
     model = wrap(network())
     named = {name: GRADIENT[name.partition(".")[2]] for name, _ in model.named_parameters()}
@@ -356,7 +361,7 @@ FEDERATE = (
 )
 
 
-@pytest.mark.parametrize("name", every_third(INVERT))
+@pytest.mark.parametrize("name", all_but_nightly(INVERT, {*INVERT} - {"model", "labels"}))
 def test_any_argument_of_invert_is_used_or_refused_in_one_sentence(name: str) -> None:
     for odd in ODD:
         arguments = {"model": MODEL, "gradient": VALUES, "shape": SHAPE, "planted": False, name: odd}
@@ -369,7 +374,7 @@ def test_any_argument_of_invert_is_used_or_refused_in_one_sentence(name: str) ->
             assert inversion.x.shape[1:] == SHAPE and inversion.summary, (name, odd)
 
 
-@pytest.mark.parametrize("name", every_third(FEDERATE))
+@pytest.mark.parametrize("name", all_but_nightly(FEDERATE, {*FEDERATE} - {"defense", "decay_at"}))
 def test_any_argument_of_federate_is_used_or_refused_in_one_sentence(name: str) -> None:
     for odd in ODD:
         arguments = {"defense": ppbench.load_defense("none"), "model": MODEL, "shards": [(X, Y)], name: odd}

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from daily import all_but_nightly
 
 ROOT = Path(__file__).resolve().parents[1]
 OTHER = "ppbench"  # put together: test_distribution.py searches for commands that would fetch the other package
@@ -120,7 +121,9 @@ def test_a_whole_installation_says_nothing(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "files", [HARMLESS, RAISING, {**HARMLESS, **COMMANDS}, COMMANDS], ids=["", "raises", "all", "cli"]
+    "files",
+    all_but_nightly([HARMLESS, RAISING, {**HARMLESS, **COMMANDS}, COMMANDS], [RAISING, {**HARMLESS, **COMMANDS}]),
+    ids=["", "raises", "all", "cli"],
 )
 def test_the_command_says_that_another_distribution_has_overwritten_it_which_and_what_repairs_it(
     site: Site, files: dict[str, str]
@@ -145,7 +148,11 @@ def test_so_does_the_module_where_it_is_still_ours(site: Site) -> None:
     assert done.code == 2 and "was overwritten by the distribution ppbench 0.3.0" in done.err and done.out == ""
 
 
-@pytest.mark.parametrize("files", [HARMLESS, RAISING, {"ppbench/run/loop.py": "\n"}], ids=["", "raises", "deep"])
+@pytest.mark.parametrize(
+    "files",
+    all_but_nightly([HARMLESS, RAISING, {"ppbench/run/loop.py": "\n"}], [HARMLESS, {"ppbench/run/loop.py": "\n"}]),
+    ids=["", "raises", "deep"],
+)
 def test_so_does_pytest(site: Site, files: dict[str, str]) -> None:
     site.install(wheel_of(files))
     (site.folder.parent / "test_it.py").write_text("def test_it(): pass\n")
@@ -263,8 +270,8 @@ def test_metadata_of_another_version_than_the_codes_is_a_warning(site: Site) -> 
 @pytest.mark.parametrize(
     ("noted", "right"),
     [
-        ({"url": "file:///", "dir_info": {}}, "'ppbench-fl @ file:///'"),
-        ({"url": "file:///no/such/folder", "dir_info": {}}, "ppbench-fl"),
+        pytest.param({"url": "file:///", "dir_info": {}}, "'ppbench-fl @ file:///'", marks=pytest.mark.nightly),
+        pytest.param({"url": "file:///no/such/folder", "dir_info": {}}, "ppbench-fl", marks=pytest.mark.nightly),
         ({"url": "file:///my%20code", "dir_info": {"editable": True}}, "-e '/my code'"),
         ({"url": "https://host/x.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}, "'ppbench-fl @ git+https://host/x.git@ab12'"),
     ],

@@ -200,8 +200,13 @@ def test_nothing_of_the_users_is_moved(victim: Any) -> None:
     assert all(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("name", ["Net", "resnet18"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *(("Net", "train"), ("Net", "eval")),
+        *(pytest.param("resnet18", mode, marks=pytest.mark.nightly) for mode in ("train", "eval")),
+    ],
+)
 def test_modes_mean_what_they_mean_in_torch(name: str, mode: str) -> None:
     """At the truth the simulation is the gradient that torch computed, in either mode, batch norms and all."""
     shape, y = (3, 32, 32) if name == "resnet18" else SHAPE, torch.tensor([3, 4])

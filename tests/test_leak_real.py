@@ -36,7 +36,7 @@ def hiding(message):
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="PPBENCH_TEST_DATA names no folder with mnist/")
-def test_ppdl_on_mnist_leaves_digits_that_everybody_can_read(tmp_path, undrawn):
+def test_ppdl_on_mnist_leaves_digits_that_everybody_can_read(tmp_path):
     """theta .3, sigma .01: 17.4 dB, below a cut at 20 dB; eight of ten are found among 1,000, all ten are read."""
     options = dict(
         defense="ppdl", dataset=f"parquet:{DATA}", grid=(0.01,), attacks=("dlg", "adaptive_ppdl"), budget=300
@@ -72,7 +72,7 @@ def rounding(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not TUTORIAL.is_file(), reason="the documents are not here")
 @pytest.mark.parametrize(("attacks", "falls"), [(("dlg",), False), (("dlg", "ig_masked"), True)])
-def test_rounding_of_the_tutorial_is_never_said_to_hide_images(rounding, attacks, falls, tmp_path, undrawn):
+def test_rounding_of_the_tutorial_is_never_said_to_hide_images(rounding, attacks, falls, tmp_path):
     """No attack that knows it: either images come out, or it is said that none was tried."""
     options = SMALL | dict(defense="rounding", grid=(0.1,), attacks=attacks, budget=200, victims=12)
     leak, verdict = judged(evaluate(**options, out=tmp_path / "out").records, "rounding")

@@ -166,6 +166,7 @@ def test_a_row_is_not_moved_by_a_metric_that_its_worst_case_lacks(fabricate, gai
     assert decide(lacking, [], new, 1).metric == "share_above_20db"
 
 
+@pytest.mark.nightly
 def test_noise_a_hundred_times_moves_nothing_and_then_what_is_spent_is_said(published):
     frozen, known = published.frozen(HARD), open_truth(published.frozen(HARD), published.truth)
     result = about(frozen.about.id)

@@ -248,6 +248,7 @@ def test_what_cannot_be_drawn_is_one_sentence_that_says_what_would(worst, folder
 
 
 @pytest.mark.skipif(not BOARD.is_file(), reason="the committed boards are not here")
+@pytest.mark.nightly
 def test_a_committed_board_is_drawn(worst):
     frame = ppbench.load(BOARD, level="worst")
     chosen = frame[(frame["kind"] == "reconstruction") & (frame["stage"] == "init")]

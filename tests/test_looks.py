@@ -46,7 +46,7 @@ class Heard:
 
 
 @pytest.fixture(scope="module")
-def weak(tmp_path_factory, undrawn):
+def weak(tmp_path_factory):
     """Return an evaluation whose attacks have one evaluation each (four find images again): none stands everywhere."""
     heard = Heard()
     return evaluate(**TINY, out=tmp_path_factory.mktemp("weak") / "out", workers=1, progress=heard), heard
@@ -106,7 +106,8 @@ def test_records_are_the_same_whether_their_cells_ran_before_the_training_or_aft
             assert one.exists() == other.exists() and (not one.exists() or one.read_bytes() == other.read_bytes())
 
 
-def test_a_draft_is_not_attacked_again_and_a_failed_one_is(tmp_path, undrawn, monkeypatch):
+@pytest.mark.nightly
+def test_a_draft_is_not_attacked_again_and_a_failed_one_is(tmp_path, monkeypatch):
     """Each cell of the first answer is attacked once, unless the attack failed; a run that was killed has drafts."""
     ran, attempts = Counter(), []
     attempt = Bench._run_attack
@@ -154,7 +155,7 @@ def test_where_none_falls_or_may_have_every_defended_cell_is_asked(weak, monkeyp
 
 
 @pytest.mark.nightly
-def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undrawn, monkeypatch):
+def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, monkeypatch):
     """With attacks that read nothing but labels, and one search, which none is said to fall to."""
     order = []
     monkeypatch.setattr(jobs.Gate, "is_closed", lambda gate, records: order.append((gate, len(records))) or False)
@@ -167,7 +168,7 @@ def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undra
 
 
 @pytest.fixture(scope="module")
-def solved(tmp_path_factory, undrawn):
+def solved(tmp_path_factory):
     """Return an evaluation of single images, which linear systems solve."""
     options = {**TINY, "attack_batch": (1,), "victims": 2, "stages": ("init",)}
     return evaluate(**options, out=tmp_path_factory.mktemp("solved") / "out", workers=1), options

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 import torch
-from daily import every_third
+from daily import all_but_nightly
 from observations import ask, observation, psnr, seeded, updates, uploads
 
 from ppbench.attacks.reconstruction.fastpath.distances import typical
@@ -87,7 +87,7 @@ def images(attack, plan, params, truth, mask):
     return [psnr(g.x[0], image[0]) for g, image in zip(guesses, x, strict=True)], guesses
 
 
-@pytest.mark.parametrize("mask", every_third(MASKS))
+@pytest.mark.parametrize("mask", all_but_nightly(MASKS, {*MASKS} - {"nothing", "scales"}))
 def test_what_is_left_of_a_masked_gradient_gives_the_image(mask, plan, params, truth):
     budget = 300 if mask == "zeroed" else 150
     images_, guesses = images(IGMasked(budget=budget), plan, params, truth, MASKS[mask])

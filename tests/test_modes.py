@@ -63,7 +63,7 @@ def test_a_drawn_network_is_simulated_exactly_or_refused_truly(seed: int) -> Non
         pytest.param(
             [("functional dropout", False), ("rrelu", False)], "nested", "the head's bias", marks=pytest.mark.nightly
         ),
-        ([("spectral norm", True)], "sequential", "nothing"),
+        pytest.param([("spectral norm", True)], "sequential", "nothing", marks=pytest.mark.nightly),
         pytest.param([("drop path", False)], "auxiliary", "the head", marks=pytest.mark.nightly),
         pytest.param([("transformer", False)], "written", "nothing", marks=pytest.mark.nightly),
         pytest.param([], "sequential", "the head", marks=pytest.mark.nightly),
@@ -374,7 +374,7 @@ class Adapted(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("around", ["the hidden layer", "the head", "both"])
+@pytest.mark.parametrize("around", all_but_nightly(["the hidden layer", "the head", "both"], ["the head", "both"]))
 def test_adapters_alone_give_their_input_away(around: str) -> None:
     torch.manual_seed(0)
     hidden: nn.Module = Adapted(nn.Linear(64, 32)) if around != "the head" else nn.Linear(64, 32).requires_grad_(False)

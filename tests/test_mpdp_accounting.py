@@ -323,6 +323,7 @@ def test_recovered_noise_is_gaussian_coordinate_by_coordinate_and_its_mean_has_a
     assert law is not None and law.std**2 == pytest.approx(std**2 + 3 * (1.5 * defense.sigmas(PLAN).delta) ** 2)
 
 
+@pytest.mark.nightly
 def test_naive_noise_has_another_variance_in_every_layer():
     defense = MPDPNaive(gamma="scalar")
     one, mean = recovered_noise(defense, 1600)  # with 600 the second layer is off by a tenth for one seed in 20
@@ -333,6 +334,7 @@ def test_naive_noise_has_another_variance_in_every_layer():
     assert float(mean.square().mean() / one.square().mean()) == pytest.approx(1 / PLAN.clients, rel=0.1)
 
 
+@pytest.mark.nightly
 def test_noise_of_the_hardened_variant_has_a_floor():
     ctx = Context(PLAN, 1, "real", SERVER, seeded(), secret())
     scales, free = (torch.cat([d.scales(ctx) for _ in range(200)]) for d in (MPDPH(floor=0.5), MPDP()))

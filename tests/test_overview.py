@@ -26,6 +26,8 @@ from ppbench.report.page.overview import overviews
 from ppbench.report.page.profiles import Album
 from ppbench.report.page.sections import PLAIN_ROWS
 
+DRAWN = True
+
 BLIND = "no better than blind"
 
 

@@ -32,6 +32,8 @@ from ppbench.report.page.figures import Picture, svg_of
 from ppbench.report.page.html import VENDOR, Page, assets, role_counts, script_digest
 from ppbench.report.page.profiles import anchors, sprite
 
+DRAWN = True
+
 
 class Reader(HTMLParser):
     """Collects what a page would load, and its text."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from daily import every_third
 from protocols import moved, rand, relative, started
 from torch import Tensor
 from torch.func import functional_call, jacrev
@@ -156,7 +157,7 @@ def plain_error(name: str) -> float:
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.parametrize("kappa", [1.0, 10.0, 100.0])
-@pytest.mark.parametrize("name", [n for n in NETS if not n.endswith("N")])
+@pytest.mark.parametrize("name", every_third(n for n in NETS if not n.endswith("N")))
 def test_float32_clients_cost_rounding_that_grows_with_the_square_of_kappa(name, kappa):
     """T3 in float32, by torch's own convolutions; oneDNN's sum less exactly, up to 25 times (measured)."""
     bound = max(2e-6 * kappa**2, 5 * plain_error(name))

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from daily import every_third
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from observations import batch_gradient, seeded, uploads
@@ -237,7 +236,8 @@ class Rising(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("activation", every_third(["tanh", "sigmoid", "leaky_relu"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid", "leaky_relu"])
 def test_units_that_always_fire_are_read_too(activation: str) -> None:
     spec = net_spec("test_peel:Rising", (1, 8, 8), 10, {"activation": activation, "pool_first": activation == "tanh"})
     plan, truth = Plan(spec, 1, Local("gradient")), torch.tensor(load_digits().images[11] / 16)[None, None].float()

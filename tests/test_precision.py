@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import somebodys
 import torch
+from daily import all_but_nightly
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -186,7 +187,7 @@ def seen_in(path: Path) -> set[tuple[object, ...]]:
     return {literal_eval(line) for line in path.read_text().splitlines()}
 
 
-@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("tf32", all_but_nightly([False, True], [False]))
 def test_evaluate_trains_attacks_and_predicts_so(tf32: bool, spied: Path, tmp_path: Path) -> None:
     torch.set_float32_matmul_precision("medium")
     torch.backends.cudnn.benchmark = True

@@ -17,7 +17,6 @@ from ppbench.records.sources import source_digest
 from ppbench.testing.sweeps import Worst, _forget, judge_limit, request_from, run_sweep, worst_figures
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.usefixtures("undrawn")
 SUITE = """
 schema = "ppbench.run.suite/1"
 id = "tiny"

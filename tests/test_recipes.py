@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+DRAWN = True
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

@@ -163,7 +163,7 @@ def test_the_workflows_commands_are_real(jobs, site, register, tmp_path):
     assert code != 0 and "has no entry 'nobody'" in ran.log
 
 
-def test_what_the_workflow_computes_is_pinned(registered, installed, undrawn, tmp_path, capsys):
+def test_what_the_workflow_computes_is_pinned(registered, installed, tmp_path, capsys):
     """The defense's entry, whose victims are the same each time: cells, controls and figures come out as they stand."""
     assert registered.run("sign_sgd", tmp_path / "none") == 1 and "is not installed here" in capsys.readouterr().out
     installed("sign_sgd")

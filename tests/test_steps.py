@@ -87,6 +87,7 @@ def test_many_undefended_steps_give_the_batch_away(probed, name):
     assert sum(g.evaluations == 1 for g in guesses) >= 2
 
 
+@pytest.mark.nightly
 def test_a_pilots_secret_number_and_rate_of_steps_hide_no_image(probed):
     view, victims, run = probed(MANY, "pilot")
     assert MANY.fewest_steps(4, 32, 1) == 8

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import runpy
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +99,12 @@ def test_no_module_is_long_or_reads_anything_but_tensors_or_imports_torchvision_
         assert "import pickle" not in text and text.count("torch.load(") == text.count("weights_only=True)"), path
 
 
+@cache
+def nodes(path):
+    """Return all nodes of a file, which must not change."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 FUNCTION_LINES = 40
 LONG = {"invert.py: invert": "the public function: thirteen parameters, each with its line of documentation"}
 """Functions that may be longer, each with the reason."""
@@ -105,7 +112,7 @@ LONG = {"invert.py: invert": "the public function: thirteen parameters, each wit
 
 def long_functions(path):
     """Yield the functions of more than `FUNCTION_LINES` lines, docstrings included, as "module.py: name"."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= FUNCTION_LINES:
             yield f"{path.name}: {node.name}"
 
@@ -128,7 +135,7 @@ def words(node):
 
 def comparisons(path):
     """Yield the lines that compare a `kind` with the name of a question, or ask a score for its class."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Compare):
             called = {getattr(n, "attr", getattr(n, "id", "")) for n in ast.walk(node)}
             if "kind" in called and words(node) & NAMES:
@@ -168,7 +175,7 @@ def named(node):
 
 def comparisons_of_threats(path):
     """Yield the lines that ask for the name of a threat model, or keep one under a name of their own to ask later."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Compare):
             known = {named(n) for n in ast.walk(node)} & OBJECTS
             wrong = known or any(names_a_threat(part) for part in (node.left, *node.comparators))

@@ -103,7 +103,7 @@ def forget():
 
 
 @pytest.fixture(scope="module")
-def honest(site, tmp_path_factory, undrawn):
+def honest(site, tmp_path_factory):
     out = tmp_path_factory.mktemp("honest") / "out"
     assert sweep(load_suite("tiny", add=["sign_sgd"]), out=out, engine="inline", only=ONLY).reliable
     shutil.rmtree(out / "cache")

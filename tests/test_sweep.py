@@ -21,7 +21,6 @@ from ppbench.run.schedule import plan_cells
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan_sweep, sweep
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 TINY = """\
 schema = "ppbench.run.suite/1"
 id = "tiny"

@@ -6,6 +6,8 @@ from ppbench.report.page.boards import boards_of, no_claims
 from ppbench.report.page.curves import tradeoff_of
 from ppbench.report.page.figures import svg_of
 
+DRAWN = True
+
 
 def board(make, *rows, kind="reconstruction", attack="dlg"):
     controls = [make("none", None, attack, kind, rows[0][3]), make("full_noise", None, attack, kind, rows[0][4])]

@@ -268,6 +268,7 @@ def test_membership_is_as_visible_as_in_the_plain_model_once_unmasked(world, dig
         assert area(attack(), delivered, candidates) == plain  # a delivered model carries no mask
 
 
+@pytest.mark.nightly
 def test_a_listener_has_the_estimate_of_everybodys_data(digits_split, iterates):
     """Without any data or state: uploads alone, of clients (PBPFL, MP-DP) or of their sum (the masked ones)."""
     members, others = digits_split

@@ -112,6 +112,7 @@ def test_planted_leak_local_training(deltas):
     assert deltas.area() > 0.7
 
 
+@pytest.mark.nightly
 def test_the_joint_regression_is_what_finds_them(gradients, deltas):
     for some, gain in ((gradients, 0.15), (deltas, 0.05)):  # over ten seeds .10 or more for uploads of many steps
         assert some.area() > some.area(UpdateCosine(alone=True)) + gain
@@ -137,6 +138,7 @@ def noisy(view: View, size: float) -> View:
     return replace(view, mail=tuple(mail))
 
 
+@pytest.mark.nightly
 def test_noise_averages_out_over_rounds(gradients):
     """A defense must face the whole transcript: noise that hides members in one round does not in 60."""
     hidden = noisy(gradients.view, 5.0)
@@ -150,7 +152,7 @@ LEAST = {"dp_sgd": 0.65, "ppdl": 0.62, "fedpc": 0.65, "phong": 0.74, "central": 
 """Areas that ten seeds stay above; chance is .5 with a deviation of .058, of the mean of three trainings .033."""
 
 
-@pytest.mark.parametrize("name", all_but_nightly(LEAST, ["dp_sgd", "pbpfl_ext", "phong"]))
+@pytest.mark.parametrize("name", all_but_nightly(LEAST, ["dp_sgd", "fedpc", "pbpfl", "pbpfl_ext", "phong"]))
 def test_uploads_are_read_as_the_defenses_own_server_reads_them(name):
     options = {"theta": 0.1} if name == "ppdl" else {}
     masked = name.startswith("pbpfl")
@@ -214,6 +216,7 @@ def test_hidden_entries_do_not_count(gradients):
     assert torch.allclose(first, Directions.of(hidden, x, y, 0.03).explain(hidden))
 
 
+@pytest.mark.nightly
 def test_large_networks_are_compared_on_some_coordinates(gradients, monkeypatch):
     whole = gradients.area()
     monkeypatch.setattr(update_cosine, "MOST_ENTRIES", COUNT * 800)
@@ -236,6 +239,7 @@ def test_weighted_sums_are_simulated_whole(gradients):
 
 
 # -- rounds, order, determinism --------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_halves_order_and_seeds_do_not_matter(gradients):
     guess = gradients.ask()
     order = torch.randperm(COUNT, generator=seeded(1))

@@ -149,7 +149,7 @@ def test_no_paper_used_them():
     assert [data_of(c) for c in configs] == ["digits", "mnist", "warped:digits", "warped:parquet:mnist"]
 
 
-def test_an_evaluation_of_them_is_checked_again(tmp_path, undrawn, monkeypatch):
+def test_an_evaluation_of_them_is_checked_again(tmp_path, monkeypatch):
     """With a secret: its victims are found again by who has it, and are others without."""
     options = {"defense": "none", "dataset": "warped:digits", "model": "mlp", "clients": 2, "rounds": 1, "train": 40}
     more = {"victims": 2, "attack_batch": (1,), "stages": ("init",), "attacks": ("label_recovery",), "tuning": 0}

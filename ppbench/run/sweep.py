@@ -269,7 +269,7 @@ def missing_cells(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
         config = record.config
         where = config.federation
         by_suite[config.suite, config.suite_digest, where.device, where.tf32].append(record)
-    for (name, digest, device, tf32), suite_records in sorted(by_suite.items(), key=str):
+    for (name, digest, device, tf32), suite_records in sorted(by_suite.items(), key=lambda item: str(item[0])):
         present = [record.config for record in suite_records]
         unknown_why = f"whether all cells of {name} are there, of which {len(present)} are"
         suite = _suite(name, digest, device, local_dataset(present[0].data.name), bool(tf32), present)
