@@ -72,10 +72,12 @@ Judge = Callable[[ClaimCase], ClaimFinding | str]
 """Judges a case. Returns a clause on why the claim cannot be checked where its cells were not run."""
 
 
-def verdict_of(fell: bool, to: str, harm: float, reason: str, figures: str, *records: Measured | None) -> ClaimFinding:
-    """Return the finding that a claim falls to `to`, or holds; figures: ours, those of `records`."""
-    verdict: ClaimVerdict = "falls" if fell else "holds"
-    return ClaimFinding(verdict, f"to {to}" if fell else "", reason, "", figures, cell_names(*records), harm)
+def finding_of(
+    verdict: ClaimVerdict, to: str, harm: float, reason: str, figures: str, *records: Measured | None, plain: str = ""
+) -> ClaimFinding:
+    """Return a finding; to: what the claim falls to if it falls; figures: ours, those of `records`."""
+    to = f"to {to}" if to and verdict == "falls" else ""
+    return ClaimFinding(verdict, to, reason, plain, figures, cell_names(*records), harm)
 
 
 def unreliable(case: ClaimCase, threat: str) -> str | None:

@@ -20,7 +20,7 @@ from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.report.controls import nothing_to_read
 from ppbench.run.audit.runs import TARGET, PointAudit, Refused
-from ppbench.run.cells import Cell, CellGroup, cells, finished, groups
+from ppbench.run.cells import Cell, CellGroup, cells, groups
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import drafts_of, keep_failed
 from ppbench.run.jobs import OPEN, Done, Executor, Gate, WorkerDied, WorkItem
@@ -149,7 +149,7 @@ def is_late(cell: Cell) -> bool:
 
 def unfinished(planned: Sequence[PlannedCells], store: Store) -> list[PlannedCells]:
     """Return the cells of `planned` that `store` does not hold finished: failed ones too, skipped ones not."""
-    left = [replace(w, cells=tuple(c for c in w.cells if not finished(store, c))) for w in planned]
+    left = [replace(w, cells=tuple(c for c in w.cells if not store.finished(c.id))) for w in planned]
     due = {cell.id for one in left if not one.gate for cell in one.cells}
     for part in sorted((w for w in left if w.gate), key=lambda w: bool(w.gate.exact)):  # a gate's own gate comes first
         if part.gate.cells & due or not part.gate.is_closed_in(store):
@@ -397,7 +397,7 @@ class Scheduler:
             return  # another job of the training failed before, and all cells with it
         strand.lost = job.group is None
         for one in strand.planned:
-            gone = [c for c in one.cells if (strand.lost or c.id in job.cells) and not finished(self.store, c)]
+            gone = [c for c in one.cells if (strand.lost or c.id in job.cells) and not self.store.finished(c.id)]
             keep_failed(one.experiment, one.group, gone, self.store, reason)
             for _ in gone:
                 self.progress.cell("failed")
