@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -92,12 +92,8 @@ def permutation_p(count: int, judge: Callable[[NDArray[np.intp]], Floats]) -> fl
 
 def _expected(ties: Floats) -> Floats:
     """Return E[C(M, k)] of one block for k = 0, ..., N: of N answers in random order, ties[i] are best on victim i."""
-    count = len(ties)
-    symmetric = np.zeros(count + 1)
-    symmetric[0] = 1.0
-    for one in ties:
-        symmetric[1:] += one * symmetric[:-1]
-    return np.asarray(symmetric / np.cumprod(np.concatenate([[1.0], np.arange(count, 0, -1.0)])))
+    falling = np.cumprod(np.concatenate([[1.0], np.arange(len(ties), 0, -1.0)]))
+    return np.asarray(np.poly(-ties) / falling)  # its coefficients are the elementary symmetric polynomials
 
 
 # -- A submitter's answers to a transcript: NAME.json (`GuessAbout`) and NAME.safetensors, checked before scoring --
@@ -225,8 +221,8 @@ DECIDING = ("mean", "median", "decision")
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the worst case moves. tries: including this one; level: of the test; p: the smallest of all rules, on its
-    `metric`; before, after: that figure; reason: a clause."""
+    """Whether the worst case moves, as the book has it. tries: including this one; level: of the test; p: the smallest
+    of all rules, on its `metric`; before, after: that figure; reason: a clause."""
 
     moved: bool
     tries: int
@@ -528,7 +524,7 @@ def _record(known: OpenedTruth, config: CellConfig, scored: Scored, digest: str)
 
 
 def _entry(
-    frozen: FrozenView, about: GuessAbout, record: Record, digest: str, before: WorstCase | None, d: Decision
+    frozen: FrozenView, about: GuessAbout, record: Record, digest: str, before: WorstCase | None, decision: Decision
 ) -> BookEntry:
     return BookEntry(
         day=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
@@ -540,13 +536,6 @@ def _entry(
         reference=about.reference,
         guesses=digest,
         cell=record.cell_id,
-        tries=d.tries,
-        level=d.level,
-        p=min(1.0, d.p),
-        metric=d.metric,
-        before=d.before,
-        after=d.after,
         holder="" if before is None else before.name,
-        moved=d.moved,
-        reason=d.reason,
+        **asdict(decision),
     )
