@@ -11,7 +11,6 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from ppbench.base.bars import Bars
@@ -39,8 +38,8 @@ from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.compare.paired import Change, change, rules_for
 from ppbench.report.controls import CONTROLS, check_harness, defenses_without_result, failures
 from ppbench.run.cells import Cell
-from ppbench.run.evaluation import compute
-from ppbench.run.executors import check_workers, default_workers, make_executor
+from ppbench.run.evaluation import compute, local_executor, prepare_results
+from ppbench.run.executors import check_workers
 from ppbench.run.jobs import OPEN
 from ppbench.run.schedule import PlannedCells, Progress
 from ppbench.run.suite import Suite, load_suite, with_salt
@@ -101,10 +100,8 @@ def recompute(
         kept = tuple(cell for cell in one.cells if cell.id in chosen)
         due += [replace(one, cells=kept, gate=OPEN)] if kept else []
     store = Store(out)
-    store.prepare()
-    keep_salt(out, salt)
-    count = workers or default_workers(due[0].experiment.config.device if due else "cpu")
-    executor = make_executor("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
+    prepare_results(store, salt)
+    executor = local_executor(workers, due[0].experiment.config.device if due else "cpu", progress)
     compute(due, due, store, executor, progress, strict=False)
     return store
 
