@@ -10,7 +10,6 @@ import numpy as np
 
 from ppbench.claims.attack_rules import NO_AWARE_ATTACK, cells_with_distance, paper_grid
 from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, finding_of, unreliable
-from ppbench.claims.claim import Claim
 from ppbench.federation.threats import CURIOUS_CLIENT, HONEST_SERVER
 from ppbench.metrics.spec import SHARE
 from ppbench.metrics.spec import Rule as Judged
@@ -35,13 +34,9 @@ need, for two trainings to count as equal to rounding. Errors of trainings that 
 DIVERGED = "no model: training diverged"
 
 
-def _number(number: float | None, form: str) -> str:
-    return "n/a" if number is None else f"{number:{form}}"
-
-
 def _text(utility: Utility, name: str, form: str) -> str:
     """Return a figure with its interval, as "95.0% [93.5, 96.2]"."""
-    value, low, high = (_number(end, form) for end in utility.figure(name))
+    value, low, high = ("n/a" if end is None else f"{end:{form}}" for end in utility.figure(name))
     return f"{value} [{low}, {high}]".replace("%,", ",")
 
 
@@ -72,7 +67,7 @@ def _is_kept(case: ClaimCase, name: str, words: str) -> ClaimFinding | str:
     theirs = None if none is None else model_figure(none.utility, name)
     if none is None or theirs is None:
         return f"the undefended model has no {words} to compare with"
-    ours, may = model_figure(mine.utility, name), _may_lose(paper)
+    ours, may = model_figure(mine.utility, name), None if paper.undefended is None else paper.undefended - paper.value
     shown, beside = _text(mine.utility, name, ".1%"), f"undefended {_text(none.utility, name, '.1%')}"
     harm = math.inf if ours is None else -ours.value
     if learning_of(none.utility).state == "nothing":
@@ -93,11 +88,6 @@ def _is_kept(case: ClaimCase, name: str, words: str) -> ClaimFinding | str:
     reason = f"{100 * lost.worse + 0.0:.1f} points {ends} are lost where the paper loses {100 * may:.2f}; {beside}"
     verdict = _verdict(lost.low, lost.high, may, ACCURACY_MARGIN)
     return finding_of(verdict, f"{ours.value:.1%}", lost.worse, reason, shown, mine, none)
-
-
-def _may_lose(paper: Claim) -> float | None:
-    """Return the paper's loss against its undefended model; None where it prints none."""
-    return None if paper.undefended is None or paper.value is None else paper.undefended - paper.value
 
 
 SAME_TRAINING = "the training equals the undefended one in every round, as by an identity, which training does not test"
@@ -380,7 +370,8 @@ def leaks_less(case: ClaimCase) -> ClaimFinding | str:
     rule = next(rule for rule in question_for(mine).all_rules if rule.metric == metric and rule.subset != "canaries")
     about = f"victim by victim{', seen by ' + seen[0] if seen else ''}"
     if mine.places != theirs.places:  # probing takes whole cohorts until each role has enough
-        mine, theirs = on_shared_victims(mine, theirs)
+        places = mine.places & theirs.places  # in one task and seed a victim has one place
+        mine, theirs = _only(mine, places), _only(theirs, places)
         about += f", on the {len(mine.victims)} that both share"
 
     def judged(theirs: Sequence[WorstCase], mine: Sequence[WorstCase]) -> Change:
@@ -391,12 +382,6 @@ def leaks_less(case: ClaimCase) -> ClaimFinding | str:
     difference = search_adjusted(judged, [theirs], [mine])
     knows = any(r.config.attack.adaptive for r in case.mine if r.config.attack.kind == kind)
     return _difference_finding(difference, rule.safer, knows, about, _attack_names([mine]), (mine, theirs))
-
-
-def on_shared_victims(one: WorstCase, other: WorstCase) -> tuple[WorstCase, WorstCase]:
-    """Return two worst cases of one task and seed on the victims that both share, which have the same place."""
-    places = one.places & other.places
-    return _only(one, places), _only(other, places)
 
 
 def _only(case: WorstCase, places: frozenset[tuple[int, ...]]) -> WorstCase:

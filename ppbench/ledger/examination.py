@@ -399,9 +399,8 @@ def check_complete(case: SubmissionCase, due: Due) -> CheckFinding:
     parameter, every seed; for submitted attacks alone, the cells of all defenses that the suite lists.
     """
     have = {record.cell_id for record in case.records}
-    expected = [
-        cell for one in due.must if not _is_gated_out(case, one) for cell in one.cells if _is_required(case, cell)
-    ]
+    unskipped = [one for one in due.must if not (one.gate and one.gate.is_closed(case.records))]
+    expected = [cell for one in unskipped for cell in one.cells if _is_required(case, cell)]
     name = due.suite.name
     if gone := [cell.config for cell in expected if cell.id not in have]:
         first = f"{gone[0].defense.id} under {gone[0].attack.id} ({gone[0].stage})"
@@ -419,11 +418,6 @@ def check_complete(case: SubmissionCase, due: Due) -> CheckFinding:
 def _is_required(case: SubmissionCase, cell: Cell) -> bool:
     """Return whether a cell's attack is one of ours or submitted: others may be installed only here."""
     return not cell.config.attack.code or cell.attack.name in case.attacks
-
-
-def _is_gated_out(case: SubmissionCase, one: PlannedCells) -> bool:
-    """Return whether cells are skipped, by what the records of their gate say (`run.schedule`)."""
-    return bool(one.gate) and one.gate.is_closed(case.records)
 
 
 CHECKS = ("verify", "controls", "code", "apart", "suite", "complete", "again")

@@ -179,7 +179,8 @@ class Store:
         try:
             if tensors is not None:
                 data = _pack(tensors)
-                artifacts = [_artifact(images.name, data)]
+                digest = hashlib.sha256(data).hexdigest()
+                artifacts = [Artifact(path=images.name, sha256=digest, bytes=len(data), kind="reconstructions")]
                 write_atomic(images, data)
             record = record.model_copy(update={"artifacts": artifacts})
             if seconds is not None:
@@ -260,10 +261,6 @@ def _pack(arrays: Mapping[str, Array]) -> bytes:
         shapes = {name: value.shape for name, value in packed.items()}
         raise ValueError(f"a cell's tensors are 'guess' and 'truth' of one shape, and 'blind', not {shapes}")
     return safe.save(packed)
-
-
-def _artifact(name: str, data: bytes) -> Artifact:
-    return Artifact(path=name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data), kind="reconstructions")
 
 
 def open_results(path: Path) -> Store:

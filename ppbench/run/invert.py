@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,12 +125,8 @@ def invert(
             guess = _answer(chosen, view, question.challenge, seeds)
         answer = _result(chosen, view, guess, scale)
         control = _planted(chosen, plan, start, question.challenge, answer, seeds) if planted else None
-        return replace(answer, planted=control, unexplained=fitted is None, training=_steps(plan))
-
-
-def _steps(plan: Plan) -> Literal["sgd", "adam"] | None:
-    """Return the optimizer of the client's local steps, None for a gradient."""
-    return None if plan.local.upload == "gradient" else plan.local.opt.name
+        steps = None if plan.local.upload == "gradient" else plan.local.opt.name
+        return replace(answer, planted=control, unexplained=fitted is None, training=steps)
 
 
 def _device(word: str | torch.device) -> torch.device:

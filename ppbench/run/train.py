@@ -66,11 +66,6 @@ def chance_ceiling(task: Task) -> float:
     return clopper_pearson(commonest_count(task), len(task.test.x)).high or 0.0
 
 
-def is_retried(defense: str) -> bool:
-    """Return whether a collapsed training under a defense is repeated; those of controls are not."""
-    return defense not in CONTROLS
-
-
 def task_of_attempt(task: Task, attempt: int) -> Task:
     """Return the task with the seeds and the initial model of a training: 0 is the cell's own, others derive from it.
 
@@ -160,16 +155,16 @@ def train(
     A checkpoint appears whole or not at all. A training that collapsed is repeated with other seeds, except for
     controls; if all collapse, the first counts.
     """
-    home, name = home_of(experiment, point, cache), point.defense.name
+    home, retried = home_of(experiment, point, cache), point.defense.name not in CONTROLS
     if is_trained(home):
         try:
             fed, kept = kept_training(experiment, point, cache)
-            if kept.utility.collapsed or not (is_retried(name) and at_chance(kept.utility, experiment.task)):
+            if kept.utility.collapsed or not (retried and at_chance(kept.utility, experiment.task)):
                 return fed, kept
         except (UsageError, ValueError, OSError) as damage:
             warnings.warn(f"The cached training {home} cannot be used ({damage}); it is done again.", stacklevel=2)
     fed, result = first = _train_once(experiment, point, 0, cache, after)
-    if is_retried(name) and at_chance(result.utility, experiment.task):
+    if retried and at_chance(result.utility, experiment.task):
         fed, result = _retrain(experiment, point, cache, first)
 
     def write(draft: Path) -> None:

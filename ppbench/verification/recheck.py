@@ -253,15 +253,12 @@ def _inquiry(record: Record, defense: Defense, task: Task, victims: Victims | No
     if victims is None:
         threat = threat_model(config.threat_model.id)
         draw = partial(choose_candidates, task.shards, task.test, config.victims, task.seeds, threat)
-        outputs = partial(_zeros, config.model.classes)
-        return question.of_model(TargetModel(task.test, config.victims, outputs, draw))
+        classes = config.model.classes
+        model = TargetModel(task.test, config.victims, lambda x: torch.zeros(len(x), classes).double(), draw)
+        return question.of_model(model)
     view = Transcript(task.plan, defense, (), ()).view(config.threat_model.id, own=victims.own)
     nobody = cast(Any, None)  # no attack is run
     return question.of_probe(Probe(nobody, view, victims, task.seeds, task.test))
-
-
-def _zeros(classes: int, x: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(len(x), classes, dtype=torch.float64)
 
 
 def _empty_guesses(inquiry: Inquiry, config: CellConfig) -> list[Guess]:
