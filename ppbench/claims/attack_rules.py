@@ -1,4 +1,4 @@
-"""Rules for claims of a calibrated averaged performance (CAP): its cells, and when ours compares with the paper's."""
+"""Rules for claims about attacks: members, images, outputs, and the calibrated averaged performance (CAP)."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def _guess(tensors: dict[str, Tensor], place: int) -> Guess:
 # guesses --
 # Victims are compared pairwise, by the rules of `ppbench compare`: the figure must gain, and more victims must leak
 # more than less, by an exact sign test, since no bootstrap of a few victims supports a p of a millionth. A blind
-# attacker may beat the blind guesses, so its answers must also tell victims apart (`ledger.score`). Many tries
+# attacker may beat the blind guesses, so its answers must also tell victims apart (`permutation_p`). Many tries
 # succeed by chance; so the K-th submission to a transcript is judged at level LEDGER_ALPHA / (zeta(3/2) K^(3/2)):
 # over all tries, however many, a row moves without reason with probability LEDGER_ALPHA at most (a union bound, so
 # tries may depend on one another). The few victims of a row are therefore spent at some point, and this is reported:
@@ -251,7 +251,7 @@ def decide(
 
     now: the worst case so far, None for none. blind: records of blind guesses on the same victims; () if the question
     knows the chance of a right answer instead. dealt: returns the p of answers that do not tell victims apart
-    (`ledger.score`), called if all else would move the row; None: not tested.
+    (`permutation_p`), called if all else would move the row; None: not tested.
     """
     others = [side for side in (now, *blind) if side is not None]
     rules, level = _deciding(new, *others), try_level(tries)
@@ -456,7 +456,7 @@ def score_answers(
 
 
 def exchange_p(frozen: FrozenView, known: OpenedTruth, kind: str, answers: Sequence[Guess]) -> float:
-    """Return the p of answers that do not tell victims apart, see `ledger.score`."""
+    """Return the p of answers that do not tell victims apart, see `permutation_p`."""
     inquiry, question = inquiry_of(frozen, replace(known, yardstick=None), kind), question_of(kind)
     rule = question.rules_of(known.record.config)[0]
     places = {unit: place for place, unit in enumerate(known.victims.units)}

@@ -4,9 +4,9 @@
     OUT/records/<cell_id>.json          the record; written last, so a cell exists if and only if this file does
     OUT/records/<cell_id>.timing.json   seconds; not part of the result
     OUT/records/<cell_id>.safetensors   reconstructions: "guess" and "truth", float32 [n, *shape]
-    OUT/times/<training>.json           how long a client takes; not part of the result, see `times.py`
-    OUT/selftest.json                   the outcome of the self-test, see `soundness.py`
-    OUT/origin.json                     command, day and commit, see `origin.py`
+    OUT/times/<training>.json           how long a client takes; not part of the result, as these two (`run_files.py`)
+    OUT/selftest.json                   the outcome of the self-test
+    OUT/origin.json                     command, day and commit
 
 OUT may be a link to a folder; links, devices and pipes inside it are neither read nor written. Equal records give equal
 bytes. The marker of an accepted baseline (`ppbench.verification.baseline`) says that reconstructions were left out:
