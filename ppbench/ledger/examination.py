@@ -41,7 +41,7 @@ from ppbench.run.cells import Cell
 from ppbench.run.evaluation import compute, local_executor, prepare_results
 from ppbench.run.executors import check_workers
 from ppbench.run.jobs import OPEN
-from ppbench.run.schedule import PlannedCells, Progress
+from ppbench.run.schedule import PlannedCells
 from ppbench.run.suite import Suite, load_suite, with_salt
 from ppbench.run.sweep import local_dataset, plan_sweep
 from ppbench.verification.recheck import EPSILON_TOLERANCE, full_findings
@@ -88,7 +88,7 @@ def draw_cells(records: Sequence[Record], share: float, seed: int) -> tuple[str,
 
 
 def recompute(
-    planned: Sequence[PlannedCells], cells: Sequence[str], out: Path, salt: str, workers: int | None, progress: Progress
+    planned: Sequence[PlannedCells], cells: Sequence[str], out: Path, salt: str, workers: int | None, progress: Bars
 ) -> Store:
     """Compute these cells of `planned`, with their trainings, into the new folder `out`; return its store.
 
@@ -221,7 +221,7 @@ class RerunTerms:
     weights: str | None = None
     salt: Path | None = None
     workers: int | None = None
-    progress: Progress = field(default_factory=lambda: Bars(quiet=True))
+    progress: Bars = field(default_factory=lambda: Bars(quiet=True))
 
 
 @dataclass(frozen=True)

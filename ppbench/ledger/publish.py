@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import Victims, probed_units
+from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, publish_folder, write_atomic
 from ppbench.base.tree import packed
@@ -52,7 +53,6 @@ from ppbench.run.cells import CellGroup, find_cell, groups
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import WHOLE, Experiment, Point, built_for, make_attack, resolve
 from ppbench.run.scene import draws_of, group_victims, prepare_federation, probe_group, yardstick_of
-from ppbench.run.schedule import Progress
 from ppbench.run.suite import Suite, load_suite, with_salt
 from ppbench.run.sweep import EVERYTHING, SweepResult, local_dataset, sweep
 
@@ -296,7 +296,7 @@ def compute_views(
     dataset: str | None = None,
     weights: str | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Bars | None = None,
     command: str = "",
 ) -> SweepResult:
     """Compute a suite's views, each on its own victims, drawn with the secret of `out`, a new one if it has none.

@@ -57,7 +57,6 @@ from ppbench.run.jobs import Executor
 from ppbench.run.scene import group_victims
 from ppbench.run.schedule import (
     PlannedCells,
-    Progress,
     Scheduler,
     count_cells,
     ended_cells,
@@ -176,7 +175,7 @@ def evaluate(
     *,
     out: Path | str = "ppbench-results",
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Bars | None = None,
     command: str = "",
     preset: str = "quick",
     **options: object,
@@ -194,7 +193,7 @@ def evaluate(
     return _evaluate(config, Path(out), workers, progress or Bars(quiet=True), command)
 
 
-def _evaluate(config: EvaluateConfig, out: Path, workers: int | None, progress: Progress, command: str) -> Evaluation:
+def _evaluate(config: EvaluateConfig, out: Path, workers: int | None, progress: Bars, command: str) -> Evaluation:
     if config.isolate:
         close_attacks()
     check_workers(workers)
@@ -229,7 +228,7 @@ def prepare_results(store: Store, salt: str) -> None:
     store.sweep()
 
 
-def local_executor(workers: int | None, device: str, progress: Progress) -> Executor:
+def local_executor(workers: int | None, device: str, progress: Bars) -> Executor:
     """Return the executor of this machine; a single worker is this process."""
     count = workers or default_workers(device)
     return make_executor("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
@@ -318,7 +317,7 @@ def compute(
     todo: Sequence[PlannedCells],
     store: Store,
     executor: Executor,
-    progress: Progress,
+    progress: Bars,
     *,
     strict: bool,
     first: Sequence[str] = (),

@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
+from ppbench.base.bars import Bars
 from ppbench.base.errors import PluginError, Unwritable
 from ppbench.base.machine import of_machine
 from ppbench.questions.base import question_of
@@ -75,25 +75,6 @@ def is_redundant(experiment: Experiment, group: CellGroup) -> bool:
     """Return whether searching a group repeats another: pure noise is the same at every stage and batch size."""
     alone = experiment.points[group.point].defense.name == "full_noise" != experiment.config.defense
     return gates_searches(experiment) and alone and not group.records and not in_first_answer(experiment, group)
-
-
-class Progress(Protocol):
-    """Receives the progress. phase: "training" (steps are rounds) or "attacking" (steps are cells)."""
-
-    def expect(self, phase: str, steps: int) -> None:
-        """Add `steps` to the total of a phase."""
-
-    def advance(self, phase: str, steps: int) -> None:
-        """Report that `steps` more steps of a phase are done."""
-
-    def cell(self, status: str, about: str = "") -> None:
-        """Report how a cell ended: "complete", "diverged" or "failed"; about: defense, attack, stage and batch."""
-
-    def ready(self, records: Sequence[Record]) -> None:
-        """Report that the cells of the first answer have ended, while others still run; not called in a sweep."""
-
-    def say(self, line: str) -> None:
-        """Report a line for people: how a data set was read."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +223,7 @@ class Scheduler:
 
     store: Store
     executor: Executor
-    progress: Progress
+    progress: Bars
     strict: bool
     first: Sequence[str] = ()
     _open: set[str] = field(default_factory=set)

@@ -24,7 +24,7 @@ from ppbench.run.cells import Cell, cells, groups
 from ppbench.run.evaluation import RunResult, check_experiment, compute, prepare_results, report_results
 from ppbench.run.executors import make_executor
 from ppbench.run.experiment import Experiment
-from ppbench.run.schedule import PlannedCells, Progress, count_cells, plan_cells, strands, unfinished
+from ppbench.run.schedule import PlannedCells, count_cells, plan_cells, strands, unfinished
 from ppbench.run.suite import Suite, load_suite, salt_if_isolated
 from ppbench.run.task import task_key
 from ppbench.task.dataset import default_root
@@ -158,7 +158,7 @@ def sweep(
     device: str = "cpu",
     tf32: bool = False,
     isolate: bool | None = None,
-    progress: Progress | None = None,
+    progress: Bars | None = None,
     command: str = "",
 ) -> SweepResult:
     """Compute every cell of a suite that `out` does not hold, and write the board; an interrupted sweep resumes.
