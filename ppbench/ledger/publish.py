@@ -48,7 +48,7 @@ from ppbench.records.run_files import salt_of
 from ppbench.records.schema import CellConfig, Record, Scalar
 from ppbench.records.store import Store, canonical_json
 from ppbench.report.controls import CONTROLS
-from ppbench.run.audit.runs import merged
+from ppbench.run.audit.runs import with_shared_tensors
 from ppbench.run.cells import CellGroup, find_cell, groups
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import WHOLE, Experiment, Point, built_for, make_attack, resolve
@@ -151,7 +151,7 @@ def freeze(source: ViewSource, out: Path, secrets: Sequence[Tensor]) -> Transcri
     x, y = (torch.stack([getattr(victims.truth(unit), part) for unit in victims.units]) for part in ("x", "y"))
     nonce = hashlib.sha256(f"ppbench.nonce/{source.salt}/{source.config.cell_id()}".encode()).hexdigest()
     observed, tensors = _gradients(view, victims)
-    files = {VIEW: packed(merged(view.parts())), GRADIENTS: save(tensors or {"none": torch.zeros(0)})}
+    files = {VIEW: packed(with_shared_tensors(view.parts())), GRADIENTS: save(tensors or {"none": torch.zeros(0)})}
     about = _about(source, view, victims, observed, files, truth_commitment(nonce, x, y))
     home = out / about.id
 

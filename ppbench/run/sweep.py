@@ -178,19 +178,19 @@ def sweep(
         loaded = load_suite(loaded, preset, add=add, dataset=dataset, device=device, tf32=tf32, isolate=isolate)
     bars = progress or Bars(quiet=True)
     executor = make_executor(engine, workers, partial(bars.advance, "training"), address, device)
-    sweep_plan = plan_sweep(loaded, default_out(loaded) if out is None else out, only)
-    store, todo = sweep_plan.store, sweep_plan.todo
-    prepare_results(store, next((config.salt for config in sweep_plan.suite.configs), ""))
-    computed = compute(sweep_plan.cells, todo, store, executor, bars, strict=False, command=command)
-    records, answer = report_results(store, sweep_plan.cells, computed)
-    verdict, count = _sentences(store, records), count_cells(todo)
-    return SweepResult(suite=loaded, records=records, verdict=verdict, answer=answer, out=store.out, computed=count)
+    planned = plan_sweep(loaded, default_out(loaded) if out is None else out, only)
+    prepare_results(planned.store, next((config.salt for config in planned.suite.configs), ""))
+    computed = compute(planned.cells, planned.todo, planned.store, executor, bars, strict=False, command=command)
+    return _result(loaded, planned, computed)
 
 
-def _sentences(store: Store, records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the verdicts on a sweep's cells, in sentences."""
+def _result(suite: Suite, planned: SweepPlan, computed: bool) -> SweepResult:
+    """Return the result of a sweep that has ended; computed: whether anything was."""
+    store, count = planned.store, count_cells(planned.todo)
+    records, answer = report_results(store, planned.cells, computed)
     sound = check_harness(soundness_of(store)).ok is not False
-    return tuple(standalone_sentences(defense_sentences(judged_evaluations(records, sound))))
+    verdict = tuple(standalone_sentences(defense_sentences(judged_evaluations(records, sound))))
+    return SweepResult(suite=suite, records=records, verdict=verdict, answer=answer, out=store.out, computed=count)
 
 
 def default_out(suite: Suite) -> Path:

@@ -171,7 +171,7 @@ class Recorder:
         final = [replace(letter, round=fed.round + 1) for letter in fed.release().mail]
         mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail + final]
         states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
-        tree.save_tree(merged((mail, states)), path)
+        tree.save_tree(with_shared_tensors((mail, states)), path)
 
 
 def spaced_rounds(last: int, count: int) -> tuple[int, ...]:
@@ -194,7 +194,7 @@ def _size(trees: list[Tree]) -> int:
     return nbytes(list({id(leaf): leaf for one in trees for leaf in leaves(one)}.values()))
 
 
-def merged(value: Tree) -> Tree:
+def with_shared_tensors(value: Tree) -> Tree:
     """Return `value` with equal tensors made one object, which files hold once: every client receives the model."""
     seen: dict[tuple[object, ...], Tensor] = {}
 
