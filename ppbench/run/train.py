@@ -198,10 +198,10 @@ def _train_once(
     taken = client_cost(fed, task.params)
     if taken.time is not None and attempt == 0:
         save_time(cache.parent, home_of(experiment, point, cache).name, taken.time)
-    curve: list[tuple[int, float]] = []
+    curve, measured = list[tuple[int, float]](), measured_rounds(rounds)
 
     def watch(round_: int) -> None:
-        if round_ % max(1, rounds // 10) == 0 or round_ == rounds:
+        if round_ in measured:
             figure = curve_figure(fed, task)
             if math.isfinite(figure):
                 curve.append((round_, figure))
@@ -210,6 +210,12 @@ def _train_once(
 
     finished = fed.run(rounds, watch)
     return fed, figures_of(fed, task, curve, finished, taken.memory_peak)
+
+
+def measured_rounds(last: int) -> list[int]:
+    """Return the rounds after which a training up to round `last` is measured: ten or so, the last among them."""
+    step = max(1, last // 10)
+    return sorted({*range(step, last + 1, step), last})
 
 
 SquaredError = tuple[float, float | None, float | None]
