@@ -112,7 +112,7 @@ def honest(site, tmp_path_factory, undrawn):
 
 @pytest.fixture
 def unboarded(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("ppbench.run.sweep"), "write_board", lambda store, claims: [])
+    monkeypatch.setattr(importlib.import_module("ppbench.run.evaluation"), "write_board", lambda store, claims: [])
 
 
 @pytest.fixture
@@ -435,7 +435,7 @@ def test_cells_are_drawn_of_both_kinds_by_a_seed_that_anyone_can_repeat(honest):
         result = draw_cells(records, share, seed)
         assert result == draw_cells(records[::-1], share, seed) and len({*result}) == len(result)
         expected = [max(1, -(-round(share * 1000) * n // 1000)) for n in (len(theirs), len(records) - len(theirs))]
-        assert [len({*result.cells} & theirs), len({*result.cells} - theirs)] == expected
+        assert [len({*result} & theirs), len({*result} - theirs)] == expected
     draws = {draw_cells(records, 0.1, seed) for seed in range(20)}
     assert len(draws) > 10
     first = min(theirs, key=lambda cell: hashlib.sha256(f"2/{cell}".encode()).digest())

@@ -85,11 +85,8 @@ class _Notes:
 
 
 @computing()
-def recheck(store: Store, records: Sequence[Record], page: bool = False) -> Findings:
-    """Return the problems of sound records that local data sets and plugins show, and what could not be checked.
-
-    page: whether the page that people read is checked too.
-    """
+def recheck(store: Store, records: Sequence[Record]) -> Findings:
+    """Return the problems of sound records that local data sets and plugins show, and what could not be checked."""
     notes, again = _Notes(salt_of(store.out, fresh=False)), list[Record]()
     for record in records:
         task = _task_of(record.config, notes)
@@ -104,8 +101,7 @@ def recheck(store: Store, records: Sequence[Record], page: bool = False) -> Find
     cells = [*missing_cells(records)]
     problems = *notes.problems, *(sentence for sentence, problem in cells if problem), *missing_controls(records)
     unchecked = *notes.gaps(len(records)), *(sentence for sentence, problem in cells if not problem)
-    drawn = _page(store, records) if page else Findings()
-    return Findings(problems + drawn.problems, unchecked + drawn.unchecked, drawn.checked)
+    return Findings(problems, unchecked)
 
 
 def full_findings(out: Path, page: bool = True) -> Findings:
@@ -113,7 +109,12 @@ def full_findings(out: Path, page: bool = True) -> Findings:
 
     page: whether it is checked; archives do not hold it.
     """
-    return examine(out, claimed, partial(recheck, page=page))
+    return examine(out, claimed, _recheck_with_page if page else recheck)
+
+
+def _recheck_with_page(store: Store, records: Sequence[Record]) -> Findings:
+    one, two = recheck(store, records), _page(store, records)
+    return Findings(one.problems + two.problems, one.unchecked + two.unchecked, one.checked + two.checked)
 
 
 # -- what is at hand ---------------------------------------------------------------------------------------------------
