@@ -137,10 +137,9 @@ def _beside(one: PlannedCells) -> bool:
 
 
 def _is_selected(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether filters keep a cell. Controls stay whichever defense is selected: they vouch for the rest."""
-    config: CellConfig = cell.config
-    free = ("defense", "control") if config.defense.id in CONTROLS else ()
-    return all(key in free or FILTERS[key](config) in values for key, values in only.items())
+    """Return whether filters keep a cell."""
+    config = cell.config
+    return all(_ignores_filter(config, key) or FILTERS[key](config) in values for key, values in only.items())
 
 
 @computing()
@@ -286,7 +285,7 @@ def _key(config: CellConfig) -> Hashable:
 
 
 def _ignores_filter(config: CellConfig, key: str) -> bool:
-    """Return whether a filter does not apply to a cell: controls stay whichever defense is selected."""
+    """Return whether a filter does not apply to a cell: controls stay whichever defense is selected, to vouch for it."""
     return config.defense.id in CONTROLS and key in ("defense", "control")
 
 
