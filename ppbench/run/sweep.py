@@ -285,7 +285,7 @@ def _key(config: CellConfig) -> Hashable:
 
 
 def _ignores_filter(config: CellConfig, key: str) -> bool:
-    """Return whether a filter does not apply to a cell: controls stay whichever defense is selected, to vouch for it."""
+    """Return whether a filter does not apply to a cell: controls vouch for whichever defense is selected, and stay."""
     return config.defense.id in CONTROLS and key in ("defense", "control")
 
 
