@@ -26,7 +26,7 @@ from ppbench.adversary.attack import Attack
 from ppbench.base.registry import load_plugin
 from ppbench.questions.membership import score_members
 from ppbench.records.figure import aggregate
-from ppbench.run.audit.runs import PointAudit, Questions
+from ppbench.run.audit.runs import PointAudit
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.experiment import Point, make_defense, resolve
 
@@ -60,11 +60,11 @@ def config_of(case: str, references: int, seed: int = 0) -> EvaluateConfig:
     return configure(**{**COMMON, **CASES[case], "dataset": dataset, "references": references, "seed": seed})
 
 
-def figures_of(attack: Attack, questions: Questions, threat: str, seed: int) -> dict[str, Any]:
+def figures_of(attack: Attack, audit: PointAudit, threat: str, seed: int) -> dict[str, Any]:
     """Return the figures of one attack, each with its interval."""
-    task, view = questions.audit.experiment.task, questions.view(threat)
+    task, view = audit.experiment.task, audit.view(threat)
     generator = task.seeds.generator("attack", attack.name, threat, seed)
-    scored = score_members(questions.candidates, attack.run(view, questions.challenges(), generator))
+    scored = score_members(audit.candidates, attack.run(view, audit.challenges(), generator))
     result = aggregate(scored.victims, classes=task.plan.spec.classes, seed=0)
     return {m.name: [m.value, m.low, m.high, m.n] for m in result if m.name in WANTED}
 
@@ -73,11 +73,11 @@ def measure(case: str, defense: str, seed: int, cache: Path) -> dict[str, Any]:
     """Return what the attacks that are installed find in a case under a defense."""
     began, config = time.perf_counter(), config_of(case, 16, seed)
     audit = PointAudit.of(resolve(config), Point(make_defense(defense)), cache)
-    target, questions = audit.complete(), Questions(audit)
-    result: dict[str, Any] = {"accuracy": target.trained.utility.accuracy, "flags": [f.code for f in questions.flags()]}
+    target = audit.complete()
+    result: dict[str, Any] = {"accuracy": target.trained.utility.accuracy, "flags": [f.code for f in audit.flags()]}
     result["seconds of training"] = round(time.perf_counter() - began, 1)
     for name, count in ATTACKS:
-        result |= _attacked(name, count, questions)
+        result |= _attacked(name, count, audit)
     return result
 
 
@@ -91,15 +91,15 @@ def cases(names: Sequence[str], cache: Path) -> dict[str, Any]:
     return results
 
 
-def _attacked(name: str, count: int, questions: Questions) -> dict[str, Any]:
+def _attacked(name: str, count: int, audit: PointAudit) -> dict[str, Any]:
     """Return the figures of an attack by name, with the first `count` references, from every view that it can use."""
     attack: Attack = load_plugin("attacks", name)()
-    references, dropped = questions.references
+    references, dropped = audit.references
     fewer = None
     if references is not None and count:
         keep, outputs, population = references.keep, references.outputs, references.population
         fewer = replace(references, keep=keep[:count], outputs=outputs[:count], population=population[:count])
-    known = Questions(questions.audit)
+    known = replace(audit)
     known.__dict__["references"] = (fewer, dropped)
     label = f"{name} R={count}" if count else name
     result, run = {}, partial(figures_of, attack, known)

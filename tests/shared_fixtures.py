@@ -91,12 +91,12 @@ def published(tmp_path_factory):
     """A small published ledger (`ledger_home.Home`), which no test may change."""
     import ledger_home
 
-    from ppbench.run import sweep
+    from ppbench.run import evaluation
 
     fork = multiprocessing.get_context("fork")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiprocessing, "get_context", lambda method: fork)
-        patch.setattr(sweep, "write_board", lambda store, claims: None)
+        patch.setattr(evaluation, "write_board", lambda store, claims: None)
         return ledger_home.made(tmp_path_factory.mktemp("ledger"))
 
 

@@ -18,7 +18,7 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.questions.membership import MemberScore, auc_deviation, families_differ
 from ppbench.run.audit.population import AVERAGE, CANARY_FAMILIES, canaries, level_sizes, needs_level, populate
-from ppbench.run.audit.runs import PointAudit, Questions, Refused
+from ppbench.run.audit.runs import PointAudit, Refused
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import Point, resolve
@@ -198,29 +198,29 @@ def test_bad_numbers_are_one_sentence_before_anything_is_written(options, senten
 
 # -- what attacks see ------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def questions(tmp_path_factory):
+def audited(tmp_path_factory):
     audit = PointAudit.of(resolve(config(rounds=3)), Point(NoDefense()), tmp_path_factory.mktemp("cache"))
     audit.complete()
-    return Questions(audit)
+    return audit
 
 
-def test_views_and_challenges_reach_neither_membership_nor_others_data(questions):
-    result = questions.audit.population
+def test_views_and_challenges_reach_neither_membership_nor_others_data(audited):
+    result = audited.population
     others = [result.base[c].x for c in range(1, 4)]
     secrets = [*others, result.keep[:1].float(), result.owner[None].float(), result.candidates.half[None].float()]
     for threat in ("server/1", "client/1", "eavesdropper/1"):
-        view = questions.view(threat)
+        view = audited.view(threat)
         assert leaks(view, [*secrets, result.candidates.x]) == []
         assert bool(leaks(view, [result.base[0].x])) == (threat == "client/1"), "its own data is its own"
-    tracing, owners = questions.tracing()
+    tracing, owners = audited.tracing()
     assert torch.equal(owners, result.owner[result.keep[0]])
-    for challenge in (*questions.challenges(), tracing):
+    for challenge in (*audited.challenges(), tracing):
         assert leaks(challenge, [*secrets, owners[None].float()]) == []
 
 
-def test_challenges_tell_the_known_half_and_the_references(questions):
-    result, truth = questions.audit.population, questions.candidates
-    for half, challenge in enumerate(questions.challenges()):
+def test_challenges_tell_the_known_half_and_the_references(audited):
+    result, truth = audited.population, audited.candidates
+    for half, challenge in enumerate(audited.challenges()):
         unknown = truth.half == half
         assert (challenge.known[unknown] == -1).all()
         assert torch.equal(challenge.known[~unknown].bool(), truth.member[~unknown])
@@ -232,47 +232,46 @@ def test_challenges_tell_the_known_half_and_the_references(questions):
         assert references.x.shape[0] == references.labels.shape[0] == len(result.others.x)
 
 
-def test_the_server_sees_all_rounds_and_a_client_the_delivered_model(questions):
-    server, client = questions.view("server/1"), questions.view("client/1")
+def test_the_server_sees_all_rounds_and_a_client_the_delivered_model(audited):
+    server, client = audited.view("server/1"), audited.view("client/1")
     assert {(e.slot.probe, e.round) for e in server.exchanges()} == {(-1, t) for t in (1, 2, 3)}
     assert all(server.state_at(e) is not None for e in server.exchanges())
     assert len(client.mail) == 1 and client.party == 0
-    (_, own), target = client.data[0], questions.audit.restore()
-    assert torch.equal(own.x, questions.audit.population.shards(0)[0].x)
+    (_, own), target = client.data[0], audited.restore()
+    assert torch.equal(own.x, audited.population.shards(0)[0].x)
     assert all(torch.equal(client.mail[0].message.params[n], v) for n, v in target.parties.server.params.items())
     last = server.mail[-1].message.params
     assert all(torch.equal(last[n], v) for n, v in client.mail[0].message.params.items())
     with pytest.raises(Refused, match="collusion/1"):
-        questions.view("collusion/1")
+        audited.view("collusion/1")
 
 
-def test_the_references_answer_what_their_models_say(questions):
-    audit = questions.audit
-    alone = audit.start(2)
+def test_the_references_answer_what_their_models_say(audited):
+    alone = audited.start(2)
     assert alone.run(3)
-    references, dropped = questions.references
+    references, dropped = audited.references
     assert dropped == 0
-    own = alone.outputs(audit.population.candidates.x)
+    own = alone.outputs(audited.population.candidates.x)
     assert torch.allclose(references.outputs[1, 0], own, atol=2e-3)
     assert not torch.allclose(references.outputs[0, 0], own, atol=2e-3)
-    mirrored = alone.outputs(audit.population.candidates.x.flip(-1))
+    mirrored = alone.outputs(audited.population.candidates.x.flip(-1))
     assert torch.allclose(references.outputs[1, 1], mirrored, atol=2e-3)
 
 
-def test_a_reference_that_diverges_is_left_out_with_its_complement(questions, monkeypatch):
-    answers = questions.audit.answers()
+def test_a_reference_that_diverges_is_left_out_with_its_complement(audited, monkeypatch):
+    answers = audited.answers()
     answers["finished"][2] = False
     monkeypatch.setattr(PointAudit, "answers", lambda self: answers)
-    again = Questions(questions.audit)
+    again = replace(audited)
     references, dropped = again.references
-    assert dropped == 2 and torch.equal(references.keep, questions.audit.population.keep[1:3])
+    assert dropped == 2 and torch.equal(references.keep, audited.population.keep[1:3])
     assert {flag.code for flag in again.flags()} == {"references_public", "references_diverged"}
     answers["finished"][0] = False
-    assert Questions(questions.audit).references == (None, 4)
-    assert Questions(questions.audit).challenges()[0].references is None
+    assert replace(audited).references == (None, 4)
+    assert replace(audited).challenges()[0].references is None
 
 
-def test_an_audit_attack_that_knows_files_alone_guesses_the_same(questions, monkeypatch):
+def test_an_audit_attack_that_knows_files_alone_guesses_the_same(audited, monkeypatch):
     """Read here by what a process of its own runs: such processes are the contracts'."""
 
     def ask(target, words, read, work, seconds, device):
@@ -280,7 +279,7 @@ def test_an_audit_attack_that_knows_files_alone_guesses_the_same(questions, monk
         return 0
 
     monkeypatch.setattr(inside, "_settle", lambda: None)
-    attack, view, challenges = LiRA(), questions.view("client/1"), questions.challenges()
+    attack, view, challenges = LiRA(), audited.view("client/1"), audited.challenges()
     here = attack.run(view, challenges, torch.Generator().manual_seed(5))
     with answered_by(ask):
         there = isolated_guesses(attack, view, challenges, 5)
@@ -353,7 +352,7 @@ def test_a_defense_that_protects_who_holds_a_canary_is_found_out_and_no_honest_o
             one = PointAudit.of(resolve(options), Point(defense()), tmp_path / f"{defense.name}-{number}")
             one.complete()
             expected = ["audit_noticed"] if defense is Blankness else []
-            assert [flag.code for flag in Questions(one).noticed] == expected, (defense.name, number)
+            assert [flag.code for flag in one.noticed] == expected, (defense.name, number)
 
 
 def test_families_of_canaries_that_differ_are_told():

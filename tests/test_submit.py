@@ -112,7 +112,7 @@ def honest(site, tmp_path_factory):
 
 @pytest.fixture
 def unboarded(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("ppbench.run.sweep"), "write_board", lambda store, claims: [])
+    monkeypatch.setattr(importlib.import_module("ppbench.run.evaluation"), "write_board", lambda store, claims: [])
 
 
 @pytest.fixture
@@ -317,7 +317,7 @@ def test_a_forgery_that_verify_cannot_see_is_what_computing_again_is_for(out, tm
     records = Store(out).load_all()
     forged = [r.cell_id for r in records if worse_labels(r) is not r]
     hit, missed = (
-        next(s for s in range(99) if bool({*draw_cells(records, 0.1, s).cells} & {*forged}) is w) for w in (True, False)
+        next(s for s in range(99) if bool({*draw_cells(records, 0.1, s)} & {*forged}) is w) for w in (True, False)
     )
     failures = failed(checked(out, tmp_path, seed=hit))
     message = failures.pop("again")
@@ -433,13 +433,13 @@ def test_cells_are_drawn_of_both_kinds_by_a_seed_that_anyone_can_repeat(honest):
     theirs = {r.cell_id for r in records if r.config.defense.code}
     for share, seed in ((0.0, 1), (0.1, 2), (0.1, 3), (1.0, 4)):
         result = draw_cells(records, share, seed)
-        assert result == draw_cells(records[::-1], share, seed) and len({*result.cells}) == len(result.cells)
+        assert result == draw_cells(records[::-1], share, seed) and len({*result}) == len(result)
         expected = [max(1, -(-round(share * 1000) * n // 1000)) for n in (len(theirs), len(records) - len(theirs))]
-        assert [len({*result.cells} & theirs), len({*result.cells} - theirs)] == expected
-    draws = {draw_cells(records, 0.1, seed).cells for seed in range(20)}
+        assert [len({*result} & theirs), len({*result} - theirs)] == expected
+    draws = {draw_cells(records, 0.1, seed) for seed in range(20)}
     assert len(draws) > 10
     first = min(theirs, key=lambda cell: hashlib.sha256(f"2/{cell}".encode()).digest())
-    assert first in draw_cells(records, 0.0, 2).cells
+    assert first in draw_cells(records, 0.0, 2)
 
 
 def test_bit_for_bit_means_every_score_and_whatever_is_computed(cell):

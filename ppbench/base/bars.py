@@ -19,7 +19,10 @@ from rich.table import Column
 
 
 class Bars:
-    """Progress bars on stderr, one per phase, with the time left."""
+    """Progress bars on stderr, one per phase, with the time left: whoever computes cells reports here.
+
+    phase: "training" (steps are rounds) or "attacking" (steps are cells).
+    """
 
     def __init__(self, quiet: bool = False) -> None:
         def whole(width: int) -> Column:
@@ -61,14 +64,14 @@ class Bars:
             self._bars.advance(self._tasks[phase], steps)
 
     def cell(self, status: str, about: str = "") -> None:
-        """Count a finished cell; the bar shows how many are not complete, and `about`, the last cell."""
+        """Count a finished cell by its status; the bar shows how many are not complete, and `about`, the last cell."""
         self._ended[status] += 1
         counts = [f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete"]
         details = ", ".join(word for word in (*counts, about) if word)
         self._bars.update(self._tasks["attacking"], details=f"({details})" if details else "")
 
     def ready(self, records: Sequence[object]) -> None:
-        """Take the records of the first answer. Nothing is shown here; callers that can read records use `say`."""
+        """Take the records of the first answer while other cells run; not called in a sweep. Nothing is shown."""
 
     def say(self, line: str) -> None:
         """Print a line above the bars; nothing if the bars are quiet."""

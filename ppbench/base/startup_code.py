@@ -68,11 +68,11 @@ def closure(names: Sequence[str], without: frozenset[str] = frozenset(), extras:
         if name in reached or name in without or (dist := installed(name)) is None:
             continue
         reached.add(name)
-        left += _required(dist, extras or name in start)
+        left += required(dist, extras or name in start)
     return frozenset(reached)
 
 
-def _required(dist: metadata.Distribution, extras: bool) -> Iterator[str]:
+def required(dist: metadata.Distribution, extras: bool) -> Iterator[str]:
     """Yield the normalized names of what a distribution requires; nothing without readable metadata."""
     try:
         requirements = list(dist.requires or ())

@@ -1,9 +1,9 @@
-"""Rules for claims of a calibrated averaged performance (CAP): its cells, and when ours compares with the paper's."""
+"""Rules for claims about attacks: members, images, outputs, and the calibrated averaged performance (CAP)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ppbench.base.errors import listed
 from ppbench.base.registry import load_plugin, plugins
@@ -13,8 +13,8 @@ from ppbench.claims.case import (
     ClaimVerdict,
     cell_names,
     figure_by_attack,
+    finding_of,
     unreliable,
-    verdict_of,
 )
 from ppbench.claims.claim import Claim
 from ppbench.federation.threats import HONEST_SERVER, recorded_threat
@@ -234,14 +234,13 @@ def cap_is_kept(case: ClaimCase) -> ClaimFinding | str:
     worst, cap, cases = _lowest(known)
     assert cap is not None and cap.value is not None
     of_all = f"mean over {cap.n} of {len(grid)} values of the paper's grid"
-    if bad := unreliable(case, HONEST_SERVER.name) or _other_models(case, cases) or _other_distances(case):
-        return ClaimFinding("inconclusive", "", f"{bad}; {of_all}", plain, worst, cell_names(*cases), -cap.value)
+    bad = unreliable(case, HONEST_SERVER.name) or _other_models(case, cases) or _other_distances(case)
     fell = (cap.value if cap.high is None else cap.high) < (case.claim.value or 0.0)
-    if not fell and not any(r.config.attack.adaptive for r in kept):
-        return ClaimFinding(
-            "inconclusive", "", f"{NO_AWARE_ATTACK}; {of_all}", plain, worst, cell_names(*cases), -cap.value
-        )
-    return replace(verdict_of(fell, f"{cap.value:.2f}", -cap.value, of_all, worst, *cases), plain=plain)
+    if not bad and not fell and not any(r.config.attack.adaptive for r in kept):
+        bad = NO_AWARE_ATTACK
+    verdict: ClaimVerdict = "inconclusive" if bad else "falls" if fell else "holds"
+    reason = f"{bad}; {of_all}" if bad else of_all
+    return finding_of(verdict, f"{cap.value:.2f}", -cap.value, reason, worst, *cases, plain=plain)
 
 
 def _other_models(case: ClaimCase, cases: Sequence[Measured]) -> str | None:

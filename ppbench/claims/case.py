@@ -72,10 +72,12 @@ Judge = Callable[[ClaimCase], ClaimFinding | str]
 """Judges a case. Returns a clause on why the claim cannot be checked where its cells were not run."""
 
 
-def verdict_of(fell: bool, to: str, harm: float, reason: str, figures: str, *records: Measured | None) -> ClaimFinding:
-    """Return the finding that a claim falls to `to`, or holds; figures: ours, those of `records`."""
-    verdict: ClaimVerdict = "falls" if fell else "holds"
-    return ClaimFinding(verdict, f"to {to}" if fell else "", reason, "", figures, cell_names(*records), harm)
+def finding_of(
+    verdict: ClaimVerdict, to: str, harm: float, reason: str, figures: str, *records: Measured | None, plain: str = ""
+) -> ClaimFinding:
+    """Return a finding; to: what the claim falls to if it falls; figures: ours, those of `records`."""
+    to = f"to {to}" if to and verdict == "falls" else ""
+    return ClaimFinding(verdict, to, reason, plain, figures, cell_names(*records), harm)
 
 
 def unreliable(case: ClaimCase, threat: str) -> str | None:
@@ -125,7 +127,7 @@ NETWORK_FAMILIES = {
 
 def unmet_needs(claim: Claim, config: CellConfig) -> tuple[str, ...]:
     """Return what a cell lacks of a claim's premise, a clause each; empty where it meets the premise."""
-    return tuple(_lack(claim, config, need) for need in claim.premise if not meets_need(claim, config, need))
+    return tuple(lack for need in claim.premise if (lack := lack_of(claim, config, need)))
 
 
 def unmet_conditions(conditions: Conditions, config: CellConfig, control: bool) -> tuple[str, ...]:
@@ -143,27 +145,40 @@ def unmet_conditions(conditions: Conditions, config: CellConfig, control: bool) 
     )
 
 
-def meets_need(claim: Claim, config: CellConfig, need: Need) -> bool:
-    """Return whether a cell meets one need of a claim's premise; every cell meets what the paper leaves open."""
-    if need == "dataset":
-        name = data_of(config)
-        return not claim.dataset or name == claim.dataset or name.startswith(f"{claim.dataset}.")
-    if need == "model":
-        options = {**config.model.options, "layers": _layers(config)}
-        same = config.model.id == claim.model and all(options.get(name) == value for name, value in claim.options)
-        return not claim.model or same
-    if need == "family":
-        return not claim.family or config.model.id in NETWORK_FAMILIES.get(claim.family, ())
-    if need == "partition":
-        dealt = config.federation.partition
-        return not claim.partition or dealt == claim.partition or dealt.startswith(f"{claim.partition}:")
+def lack_of(claim: Claim, config: CellConfig, need: Need) -> str:
+    """Return what a cell has instead of a need of a claim's premise, "" where it meets it: "20 of 300 epochs".
+
+    Every cell meets what the paper leaves open.
+    """
+    fed, model = config.federation, config.model
     if need == "epochs":
-        return claim.epochs is None or epochs_of(config) >= LONG_ENOUGH * claim.epochs
+        met = claim.epochs is None or epochs_of(config) >= LONG_ENOUGH * claim.epochs
+        return "" if met else f"{epochs_of(config):.3g} of {claim.epochs:g} epochs"
     if need == "steps":
-        return claim.steps is None or steps_of(config) >= claim.steps
-    ours = {"clients": config.federation.clients, "batch_size": config.federation.batch, "batch": config.batch_size}
-    theirs = {"clients": claim.clients, "batch_size": claim.batch_size, "batch": claim.batch}
-    return theirs[need] in (None, ours[need])
+        met = claim.steps is None or steps_of(config) >= claim.steps
+        return "" if met else f"{count_of(steps_of(config), 'mini-batch', 'es')} attacked, not {claim.steps} or more"
+    if need == "dataset":
+        ours, theirs = data_of(config), claim.dataset
+        met = not theirs or ours == theirs or ours.startswith(f"{theirs}.")
+    elif need == "model":
+        options = {**model.options, "layers": _layers(config)}
+        same = model.id == claim.model and all(options.get(name) == value for name, value in claim.options)
+        met, ours = not claim.model or same, network_words(model.id, model.options)
+        theirs = ", ".join([claim.model, *equations(claim.options)])
+    elif need == "family":
+        met = not claim.family or model.id in NETWORK_FAMILIES.get(claim.family, ())
+        ours, theirs = model.id, f"a {claim.family} network"
+    elif need == "partition":
+        ours, theirs = fed.partition, claim.partition
+        met = not theirs or ours == theirs or ours.startswith(f"{theirs}:")
+    else:
+        number, required, ours = {
+            "clients": (fed.clients, claim.clients, count_of(fed.clients, "client")),
+            "batch_size": (fed.batch, claim.batch_size, f"training batches of {fed.batch}"),
+            "batch": (config.batch_size, claim.batch, f"batches of {config.batch_size}"),
+        }[need]
+        met, theirs = required in (None, number), str(required)
+    return "" if met else f"{ours}, not {theirs}"
 
 
 def data_of(config: CellConfig) -> str:
@@ -172,42 +187,17 @@ def data_of(config: CellConfig) -> str:
     return name if name.startswith("warped:") else name.rpartition(":")[2]
 
 
-def _lack(claim: Claim, config: CellConfig, need: Need) -> str:
-    """Return what a cell has instead of a need: "digits, not mnist", "20 of 300 epochs"."""
-    if need == "epochs":
-        return f"{epochs_of(config):.3g} of {claim.epochs:g} epochs"
-    if need == "steps":
-        return f"{count_of(steps_of(config), 'mini-batch', 'es')} attacked, not {claim.steps} or more"
-    fed = config.federation
-    pairs: dict[Need, tuple[str, str]] = {
-        "dataset": (data_of(config), claim.dataset),
-        "model": (
-            network_words(config.model.id, config.model.options),
-            ", ".join([claim.model, *equations(claim.options)]),
-        ),
-        "family": (config.model.id, f"a {claim.family} network"),
-        "clients": (count_of(fed.clients, "client"), str(claim.clients)),
-        "partition": (fed.partition, claim.partition),
-        "batch_size": (f"training batches of {fed.batch}", str(claim.batch_size)),
-        "batch": (f"batches of {config.batch_size}", str(claim.batch)),
-    }
-    ours, theirs = pairs[need]
-    return f"{ours}, not {theirs}"
-
-
 def differing_needs(claim: Claim, config: CellConfig) -> tuple[str, ...]:
     """Return in what a cell differs from the paper's setting outside the premise, in words."""
     return tuple(
-        NEED_WORDS.get(need, need)
-        for need in CLOSENESS
-        if need not in claim.premise and not meets_need(claim, config, need)
+        NEED_WORDS.get(need, need) for need in CLOSENESS if need not in claim.premise and lack_of(claim, config, need)
     )
 
 
 def closeness(claim: Claim, config: CellConfig) -> tuple[int, float]:
     """Return how close a cell's setting is to the paper's, larger being closer: shared needs, length of training."""
     length = 1.0 if claim.epochs is None else min(1.0, epochs_of(config) / (LONG_ENOUGH * claim.epochs))
-    return sum(2**i for i, need in enumerate(reversed(CLOSENESS)) if meets_need(claim, config, need)), length
+    return sum(2**i for i, need in enumerate(reversed(CLOSENESS)) if not lack_of(claim, config, need)), length
 
 
 def epochs_of(config: CellConfig) -> float:

@@ -16,7 +16,7 @@ from ppbench.claims.case import (
     collapse_clauses,
     data_of,
     differing_needs,
-    meets_need,
+    lack_of,
     steps_of,
     stray_clauses,
     unmet_conditions,
@@ -153,7 +153,7 @@ def _cases(
     premise.
     """
     for place, records in groups.items():
-        if "dataset" in claim.premise and not meets_need(claim, records[0].config, "dataset"):
+        if "dataset" in claim.premise and lack_of(claim, records[0].config, "dataset"):
             continue  # figures of other data do not compare
         complete = [r for r in records if r.status != "failed"]
         at = [r for r in complete if r.config.defense.id == name and not unmet_conditions(claim.when, r.config, True)]
@@ -184,7 +184,7 @@ def _missing(name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame]) -
     """Return why no evaluation applies to a claim, a clause: none has its control value, or every cell failed."""
     mine = [r for records in groups.values() for r in records if r.config.defense.id == name]
     if "dataset" in claim.premise:
-        mine = [r for r in mine if meets_need(claim, r.config, "dataset")]
+        mine = [r for r in mine if not lack_of(claim, r.config, "dataset")]
         if not mine:
             return f"{NO_RECORD}{claim.dataset}"
     mine = [r for r in mine if not unmet_conditions(claim.when, r.config, True)]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import read_regular
-from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, cell_names, verdict_of
+from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, finding_of
 from ppbench.claims.claim import Claim, Rival
 from ppbench.records.schema import Record
 from ppbench.report.costs import cost_ratios
@@ -34,9 +34,8 @@ def upload_is_as_large(case: ClaimCase) -> ClaimFinding | str:
     figures = f"{ratio:.2f} in bytes" + (f", {numbers:.2f} in numbers" if width != 1 else "")
     reason = f"{mine.cost.bytes_up:.0f} B a client and round beside {none.cost.bytes_up:.0f} B"
     reason += ", in float64 where the undefended sends float32" if width == 2 else ""
-    return verdict_of(
-        numbers > (case.claim.value or 0.0) * HEADER_SLACK, f"{numbers:.2f}", numbers, reason, figures, mine, none
-    )
+    verdict: ClaimVerdict = "falls" if numbers > (case.claim.value or 0.0) * HEADER_SLACK else "holds"
+    return finding_of(verdict, f"{numbers:.2f}", numbers, reason, figures, mine, none)
 
 
 def _sent(record: Record) -> float:
@@ -50,9 +49,8 @@ def bytes_are_saved(case: ClaimCase) -> ClaimFinding | str:
         return "there are no undefended bytes to compare with"
     saved = 1 - _sent(mine) / _sent(none)
     reason = f"{_sent(mine):.0f} B a client and round beside {_sent(none):.0f} B"
-    return verdict_of(
-        saved < case.claim.value - PRINTED_DIGITS, f"{saved:.2%}", -saved, reason, f"{saved:.2%}", mine, none
-    )
+    verdict: ClaimVerdict = "falls" if saved < case.claim.value - PRINTED_DIGITS else "holds"
+    return finding_of(verdict, f"{saved:.2%}", -saved, reason, f"{saved:.2%}", mine, none)
 
 
 def sends_less(case: ClaimCase) -> ClaimFinding | str:
@@ -60,10 +58,10 @@ def sends_less(case: ClaimCase) -> ClaimFinding | str:
     if not case.rival:
         return f"no record of {case.claim.than.defense if case.claim.than else 'the other'} to compare with"
     mine, other = (max(some, key=lambda r: (_sent(r), r.cell_id)) for some in (case.mine, case.rival))
-    figures = f"{_sent(mine):.0f} B a client and round beside {_sent(other):.0f} B"
-    return verdict_of(
-        _sent(mine) >= _sent(other), figures, _sent(mine) / max(_sent(other), 1.0), "counted", figures, mine, other
-    )
+    ours, theirs = _sent(mine), _sent(other)
+    figures = f"{ours:.0f} B a client and round beside {theirs:.0f} B"
+    verdict: ClaimVerdict = "falls" if ours >= theirs else "holds"
+    return finding_of(verdict, figures, ours / max(theirs, 1.0), "counted", figures, mine, other)
 
 
 def memory_is_as_small(case: ClaimCase) -> ClaimFinding | str:
@@ -78,12 +76,11 @@ def memory_is_as_small(case: ClaimCase) -> ClaimFinding | str:
     ratio, mine = max(known, key=lambda pair: (pair[0], pair[1].cell_id))
     reason = f"{mine.cost.memory_peak} B at most beside {none.cost.memory_peak} B"
     sliced = mine.config.defense.parameters.get("examples", mine.config.federation.batch)
-    if ratio <= case.claim.value * OTHER_MACHINE and sliced != mine.config.federation.batch:
+    verdict: ClaimVerdict = "falls" if ratio > case.claim.value * OTHER_MACHINE else "holds"
+    if verdict == "holds" and sliced != mine.config.federation.batch:
+        verdict = "inconclusive"
         reason += ", in slices of the batch beside all of it at once; backpropagation can be sliced too"
-        return ClaimFinding("inconclusive", "", reason, "", f"{ratio:.3f}", cell_names(mine, none), ratio)
-    return verdict_of(
-        ratio > case.claim.value * OTHER_MACHINE, f"{ratio:.2f}", ratio, reason, f"{ratio:.3f}", mine, none
-    )
+    return finding_of(verdict, f"{ratio:.2f}", ratio, reason, f"{ratio:.3f}", mine, none)
 
 
 # -- Claims about time. Records hold no ratios of times; benchmarks do, with their machine and date --
@@ -180,8 +177,8 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
         reason += "; a ratio of two precisions judges nothing"
     fell, untimed = largest > claimed * OTHER_MACHINE, _untimed(claim, defense, key, benchmarks)
     reason += f"; {untimed}" if untimed else ""
-    finding = verdict_of(fell, f"{largest:.2f}", largest, reason, figures)
-    return replace(finding, verdict="inconclusive") if untimed and not fell else finding, f"benchmark, {where}"
+    verdict: ClaimVerdict = "falls" if fell else "inconclusive" if untimed else "holds"
+    return finding_of(verdict, f"{largest:.2f}", largest, reason, figures), f"benchmark, {where}"
 
 
 def _known(claim: Claim, defense: str, key: str, benchmarks: Sequence[Benchmark]) -> list[Benchmark]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ppbench.claims.attack_rules import NO_AWARE_ATTACK, cells_with_distance, paper_grid
-from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, cell_names, unreliable
-from ppbench.claims.claim import Claim
+from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, finding_of, unreliable
 from ppbench.federation.threats import CURIOUS_CLIENT, HONEST_SERVER
 from ppbench.metrics.spec import SHARE
 from ppbench.metrics.spec import Rule as Judged
@@ -35,13 +34,9 @@ need, for two trainings to count as equal to rounding. Errors of trainings that 
 DIVERGED = "no model: training diverged"
 
 
-def _number(number: float | None, form: str) -> str:
-    return "n/a" if number is None else f"{number:{form}}"
-
-
 def _text(utility: Utility, name: str, form: str) -> str:
     """Return a figure with its interval, as "95.0% [93.5, 96.2]"."""
-    value, low, high = (_number(end, form) for end in utility.figure(name))
+    value, low, high = ("n/a" if end is None else f"{end:{form}}" for end in utility.figure(name))
     return f"{value} [{low}, {high}]".replace("%,", ",")
 
 
@@ -72,37 +67,27 @@ def _is_kept(case: ClaimCase, name: str, words: str) -> ClaimFinding | str:
     theirs = None if none is None else model_figure(none.utility, name)
     if none is None or theirs is None:
         return f"the undefended model has no {words} to compare with"
-    ours, may = model_figure(mine.utility, name), _may_lose(paper)
-    shown, cells = _text(mine.utility, name, ".1%"), cell_names(mine, none)
-    beside = f"undefended {_text(none.utility, name, '.1%')}"
+    ours, may = model_figure(mine.utility, name), None if paper.undefended is None else paper.undefended - paper.value
+    shown, beside = _text(mine.utility, name, ".1%"), f"undefended {_text(none.utility, name, '.1%')}"
     harm = math.inf if ours is None else -ours.value
     if learning_of(none.utility).state == "nothing":
-        return ClaimFinding(
-            "inconclusive", "", f"the undefended model has learned nothing; {beside}", "", shown, cells, harm
-        )
+        reason = f"the undefended model has learned nothing; {beside}"
+        return finding_of("inconclusive", "", harm, reason, shown, mine, none)
     if ours is None and mine.utility.accuracy is not None:
         return f"no {words} of the defended model was kept"
     if ours is None:
-        return ClaimFinding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells, harm)
+        return finding_of("falls", DIVERGED, harm, beside, DIVERGED, mine, none)
     if _one_training(mine.utility, none.utility, SAME_ACCURACY, relative=False):
-        return ClaimFinding("identity", "", f"{SAME_TRAINING}; {beside}", "", shown, cells, harm)
+        return finding_of("identity", "", harm, f"{SAME_TRAINING}; {beside}", shown, mine, none)
     if may is None:
         reason = f"the paper reaches {paper.value:.1%}; {beside}"
         verdict = _verdict(-ours.high, -ours.low, -paper.value, ACCURACY_MARGIN)
-        to = f"to {ours.value:.1%}" if verdict == "falls" else ""
-        return ClaimFinding(verdict, to, reason, "", shown, cells, harm)
+        return finding_of(verdict, f"{ours.value:.1%}", harm, reason, shown, mine, none)
     lost = unpaired([theirs], [ours], safer=True)
     ends = f"[{100 * lost.low:.1f}, {100 * lost.high:.1f}]"
     reason = f"{100 * lost.worse + 0.0:.1f} points {ends} are lost where the paper loses {100 * may:.2f}; {beside}"
     verdict = _verdict(lost.low, lost.high, may, ACCURACY_MARGIN)
-    return ClaimFinding(
-        verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", shown, cells, lost.worse
-    )
-
-
-def _may_lose(paper: Claim) -> float | None:
-    """Return the paper's loss against its undefended model; None where it prints none."""
-    return None if paper.undefended is None or paper.value is None else paper.undefended - paper.value
+    return finding_of(verdict, f"{ours.value:.1%}", lost.worse, reason, shown, mine, none)
 
 
 SAME_TRAINING = "the training equals the undefended one in every round, as by an identity, which training does not test"
@@ -135,8 +120,7 @@ def accuracy_is_gained(case: ClaimCase) -> ClaimFinding | str:
     verdict: ClaimVerdict = "falls" if high < claimed else "holds" if low > 0 else "inconclusive"
     figures = f"{_text(mine.utility, 'accuracy', '.1%')}; undefended {_text(none.utility, 'accuracy', '.1%')}"
     reason = f"{-100 * gain.worse + 0.0:.1f} points [{100 * low:.1f}, {100 * high:.1f}] more than undefended"
-    to, cells = f"to {ours.value:.1%}" if verdict == "falls" else "", cell_names(mine, none)
-    return ClaimFinding(verdict, to, reason, "", figures, cells, gain.worse)
+    return finding_of(verdict, f"{ours.value:.1%}", gain.worse, reason, figures, mine, none)
 
 
 def accuracy_rises(case: ClaimCase) -> ClaimFinding | str:
@@ -159,7 +143,7 @@ def accuracy_rises(case: ClaimCase) -> ClaimFinding | str:
     else:
         reason += ", the intervals overlap"
     rise = (last.accuracy or 0.0) - (first.accuracy or 0.0)
-    return ClaimFinding(verdict, "", reason, "", figures, cell_names(by[min(by)], by[max(by)]), -rise)
+    return finding_of(verdict, "", -rise, reason, figures, by[min(by)], by[max(by)])
 
 
 def error_is_kept(case: ClaimCase) -> ClaimFinding | str:
@@ -176,19 +160,17 @@ def error_is_kept(case: ClaimCase) -> ClaimFinding | str:
         return "the undefended model has no squared error to compare with"
     if not paper.undefended:
         return "the paper prints no undefended error"
-    shown, cells = _text(mine.utility, "mse", ".4f"), cell_names(mine, none)
-    beside = f"undefended {_text(none.utility, 'mse', '.4f')}"
+    shown, beside = _text(mine.utility, "mse", ".4f"), f"undefended {_text(none.utility, 'mse', '.4f')}"
     if mine.utility.mse is None or mine.utility.mse_low is None:
-        return ClaimFinding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells, math.inf)
+        return finding_of("falls", DIVERGED, math.inf, beside, DIVERGED, mine, none)
     may = paper.value / paper.undefended
     if _one_training(mine.utility, none.utility, SAME_ERROR, relative=True):
-        return ClaimFinding("identity", "", f"{SAME_TRAINING}; {beside}", "", shown, cells, mine.utility.mse)
+        return finding_of("identity", "", mine.utility.mse, f"{SAME_TRAINING}; {beside}", shown, mine, none)
     low, high = _ratio(mine.utility, none.utility)
     share = mine.utility.mse / none.utility.mse
     reason = f"{share:.3f} [{low:.3f}, {high:.3f}] of the undefended error where the paper has {may:.3f}; {beside}"
     verdict = _verdict(low, high, may, ERROR_MARGIN)
-    to = f"to {mine.utility.mse:.4f}" if verdict == "falls" else ""
-    return ClaimFinding(verdict, to, reason, "", shown, cells, share)
+    return finding_of(verdict, f"{mine.utility.mse:.4f}", share, reason, shown, mine, none)
 
 
 def _ratio(mine: Utility, none: Utility) -> tuple[float, float]:
@@ -203,16 +185,13 @@ def _ratio(mine: Utility, none: Utility) -> tuple[float, float]:
 def guarantee_is_given(case: ClaimCase) -> ClaimFinding | str:
     """A claimed epsilon holds where the mechanism, as implemented, gives one over the whole training, no larger."""
     record = max(case.mine, key=lambda r: (r.privacy.epsilon is None, r.privacy.epsilon or 0.0, r.cell_id))
-    privacy, cells = record.privacy, cell_names(record)
+    privacy, whole = record.privacy, "over the whole training"
     if privacy.epsilon is None:
         reason = (privacy.reason or "no reason is recorded").rstrip(".")
-        return ClaimFinding("falls", "to no guarantee", reason, "", "none", cells, math.inf)
-    guarantee = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:.1g} over the whole training"
-    fell = privacy.epsilon > (case.claim.value or 0.0)
-    to = f"to {privacy.epsilon:.3g}" if fell else ""
-    return ClaimFinding(
-        "falls" if fell else "holds", to, "over the whole training", "", guarantee, cells, privacy.epsilon
-    )
+        return finding_of("falls", "no guarantee", math.inf, reason, "none", record)
+    guarantee = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:.1g} {whole}"
+    verdict: ClaimVerdict = "falls" if privacy.epsilon > (case.claim.value or 0.0) else "holds"
+    return finding_of(verdict, f"{privacy.epsilon:.3g}", privacy.epsilon, whole, guarantee, record)
 
 
 def best_of(records: Sequence[Record], name: str) -> Record | None:
@@ -321,11 +300,11 @@ def _judged(
         difference = search_adjusted(judged, [theirs.worst for _, theirs in pairs], [mine.worst for mine, _ in pairs])
     except ValueError:
         return ClaimFinding("inconclusive", "", "the two have different victims")
-    cells = cell_names(*(mine.worst for mine, _ in pairs), *(theirs.worst for _, theirs in pairs))
+    cases = *(mine.worst for mine, _ in pairs), *(theirs.worst for _, theirs in pairs)
     knows = any(mine.worst.knows for mine, _ in pairs) or any(r.config.attack.adaptive for r in case.mine)
     if not rule.safer:  # a share of right answers: reported as the distance, which is 1 minus it
         difference = replace(difference, base=1 - difference.base, new=1 - difference.new)
-    return _difference_finding(difference, True, knows, about, _attack_names([mine.worst for mine, _ in pairs]), cells)
+    return _difference_finding(difference, True, knows, about, _attack_names([mine.worst for mine, _ in pairs]), cases)
 
 
 def search_adjusted(
@@ -351,7 +330,7 @@ def _alone(case: WorstCase, other: WorstCase) -> WorstCase:
 
 
 def _difference_finding(
-    difference: Change, safer: bool, knows: bool, about: str, attacks: str, cells: tuple[str, ...]
+    difference: Change, safer: bool, knows: bool, about: str, attacks: str, cases: Sequence[WorstCase]
 ) -> ClaimFinding:
     """Return the finding of a difference, whose `worse` is positive where the defense leaks more than the other."""
     verdict: ClaimVerdict = "falls" if difference.low > 0 else "holds" if difference.high < 0 else "inconclusive"
@@ -361,10 +340,8 @@ def _difference_finding(
     figures = f"{what}{difference.new:.2f} beside {difference.base:.2f} ({attacks})"
     reason = f"difference {sign * difference.worse + 0.0:+.2f} [{ends[0] + 0.0:+.2f}, {ends[1] + 0.0:+.2f}], {about}"
     if verdict == "holds" and not knows:
-        return ClaimFinding("inconclusive", "", f"{NO_AWARE_ATTACK}; {reason}", "", figures, cells, difference.worse)
-    return ClaimFinding(
-        verdict, f"to {figures}" if verdict == "falls" else "", reason, "", figures, cells, difference.worse
-    )
+        verdict, reason = "inconclusive", f"{NO_AWARE_ATTACK}; {reason}"
+    return finding_of(verdict, figures, difference.worse, reason, figures, *cases)
 
 
 def _attack_names(cases: Sequence[Measured]) -> str:
@@ -393,7 +370,8 @@ def leaks_less(case: ClaimCase) -> ClaimFinding | str:
     rule = next(rule for rule in question_for(mine).all_rules if rule.metric == metric and rule.subset != "canaries")
     about = f"victim by victim{', seen by ' + seen[0] if seen else ''}"
     if mine.places != theirs.places:  # probing takes whole cohorts until each role has enough
-        mine, theirs = on_shared_victims(mine, theirs)
+        places = mine.places & theirs.places  # in one task and seed a victim has one place
+        mine, theirs = _only(mine, places), _only(theirs, places)
         about += f", on the {len(mine.victims)} that both share"
 
     def judged(theirs: Sequence[WorstCase], mine: Sequence[WorstCase]) -> Change:
@@ -403,13 +381,7 @@ def leaks_less(case: ClaimCase) -> ClaimFinding | str:
         return ClaimFinding("inconclusive", "", "the two have different victims")
     difference = search_adjusted(judged, [theirs], [mine])
     knows = any(r.config.attack.adaptive for r in case.mine if r.config.attack.kind == kind)
-    return _difference_finding(difference, rule.safer, knows, about, _attack_names([mine]), cell_names(mine, theirs))
-
-
-def on_shared_victims(one: WorstCase, other: WorstCase) -> tuple[WorstCase, WorstCase]:
-    """Return two worst cases of one task and seed on the victims that both share, which have the same place."""
-    places = one.places & other.places
-    return _only(one, places), _only(other, places)
+    return _difference_finding(difference, rule.safer, knows, about, _attack_names([mine]), (mine, theirs))
 
 
 def _only(case: WorstCase, places: frozenset[tuple[int, ...]]) -> WorstCase:
@@ -447,5 +419,4 @@ def learns_more(case: ClaimCase) -> ClaimFinding | str:
     ends = sorted((sign * difference.low * scale, sign * difference.high * scale))
     figures = f"{ours.value:{form}} beside {other.value:{form}}"
     reason = f"difference {sign * difference.worse * scale:+.3g} [{ends[0]:+.3g}, {ends[1]:+.3g}]"
-    to = f"to {figures}" if verdict == "falls" else ""
-    return ClaimFinding(verdict, to, reason, "", figures, cell_names(mine, theirs), difference.worse)
+    return finding_of(verdict, figures, difference.worse, reason, figures, mine, theirs)

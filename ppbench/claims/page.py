@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, count_of
 from ppbench.claims.check import NO_RECORD, Checked, Unchecked, check_claims
 from ppbench.claims.claim import METRIC_NAMES, Claim, claimed_by_all, figure_of
 from ppbench.claims.cost_rules import Benchmark, read_figures, time_is_kept
@@ -154,7 +154,7 @@ def _list(unchecked: Sequence[Unchecked]) -> str:
     lines = []
     for (defense, source, reason), some in groups.items():
         where = escape(f"{defense}, {source}" if source else defense)
-        what = _several([item.claim for item in some]) if source else _counted(len(some))
+        what = _several([item.claim for item in some]) if source else count_of(len(some), "claim")
         if reason == NO_RECORD:
             reason += "; ".join(dict.fromkeys(item.reason.removeprefix(NO_RECORD) for item in some))
         verdict = "Not comparable" if source and reason.startswith(NO_RECORD) else "Not checked"
@@ -172,11 +172,7 @@ def _several(claims: Sequence[Claim]) -> str:
         values = [claim.value for claim in claims if claim.metric == metric and claim.value is not None]
         ends = dict.fromkeys(figure_of(metric, end) for end in (min(values), max(values))) if values else ()
         ranges.append(" ".join(word for word in (METRIC_NAMES.get(metric, metric), " to ".join(ends)) if word))
-    return f"{_counted(len(claims))} ({'; '.join(ranges)})"
-
-
-def _counted(number: int) -> str:
-    return "1 claim" if number == 1 else f"{number} claims"
+    return f"{count_of(len(claims), 'claim')} ({'; '.join(ranges)})"
 
 
 def _rules() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ppbench.claims import cost_rules, model_rules
 from ppbench.claims.attack_rules import (
@@ -151,18 +152,11 @@ def if_flawless(case: ClaimCase) -> ClaimCase | str:
     return _with_use(case, [_faultless(r.utility) for r in case.mine])
 
 
-def if_accuracy_fell(case: ClaimCase) -> ClaimCase | str:
-    """Return the case as if the model made no mistake at the smallest control value, and learned nothing beyond it."""
-    return _stepping(case, upwards=False)
+def if_accuracy_stepped(case: ClaimCase, *, upwards: bool) -> ClaimCase | str:
+    """Return the case as if the model made no mistake at the smallest control value, and learned nothing beyond it.
 
-
-def if_accuracy_rose(case: ClaimCase) -> ClaimCase | str:
-    """Return the case as if the model learned nothing at the smallest control value, and made no mistake beyond it."""
-    return _stepping(case, upwards=True)
-
-
-def _stepping(case: ClaimCase, *, upwards: bool) -> ClaimCase:
-    """Return the case without a mistake at all control values but the smallest (upwards), or at that one alone."""
+    upwards: the other way round.
+    """
     values = [0.0 if (control := r.config.defense.control) is None else control.value for r in case.mine]
     good = [(value > min(values)) == upwards for value in values]
     pairs = zip(case.mine, good, strict=True)
@@ -176,7 +170,7 @@ def _faultless(own: Utility) -> Utility:
 
 def _with_use(case: ClaimCase, utilities: Iterable[Utility]) -> ClaimCase:
     pairs = zip(case.mine, utilities, strict=True)
-    return replace(case, mine=[record.model_copy(update={"utility": model_rules}) for record, model_rules in pairs])
+    return replace(case, mine=[record.model_copy(update={"utility": utility}) for record, utility in pairs])
 
 
 def _untaught(own: Utility, controls: Sequence[Record]) -> Utility:
@@ -204,7 +198,11 @@ RULES: dict[str, ClaimRule] = {
     "accuracy_top5": ClaimRule(model_rules.top5_is_kept, if_useless, if_lossless, "middle"),
     "dice": ClaimRule(model_rules.dice_is_kept, if_useless, if_lossless, "middle"),
     "mse": ClaimRule(model_rules.error_is_kept, if_useless, if_lossless, "middle"),
-    "accuracy_rises": ClaimRule(model_rules.accuracy_rises, if_accuracy_fell, if_accuracy_rose),
+    "accuracy_rises": ClaimRule(
+        model_rules.accuracy_rises,
+        partial(if_accuracy_stepped, upwards=False),
+        partial(if_accuracy_stepped, upwards=True),
+    ),
     "accuracy_gain": ClaimRule(model_rules.accuracy_is_gained, if_useless, if_flawless, "middle"),
     "epsilon": ClaimRule(model_rules.guarantee_is_given),
     "upload_ratio": ClaimRule(cost_rules.upload_is_as_large),

@@ -11,7 +11,6 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from ppbench.base.bars import Bars
@@ -39,10 +38,10 @@ from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.compare.paired import Change, change, rules_for
 from ppbench.report.controls import CONTROLS, check_harness, defenses_without_result, failures
 from ppbench.run.cells import Cell
-from ppbench.run.evaluation import compute
-from ppbench.run.executors import check_workers, default_workers, make_executor
+from ppbench.run.evaluation import compute, local_executor, prepare_results
+from ppbench.run.executors import check_workers
 from ppbench.run.jobs import OPEN
-from ppbench.run.schedule import PlannedCells, Progress
+from ppbench.run.schedule import PlannedCells
 from ppbench.run.suite import Suite, load_suite, with_salt
 from ppbench.run.sweep import local_dataset, plan_sweep
 from ppbench.verification.recheck import EPSILON_TOLERANCE, full_findings
@@ -74,17 +73,8 @@ NOT_COMPARED = frozenset({"environment", "cost", "cell_id", "config"})
 """Fields of a record that are not compared directly: memory depends on the machine, the name on the configuration."""
 
 
-@dataclass(frozen=True)
-class DrawnCells:
-    """Cells to recompute. seed: of the draw; all: number of cells drawn from."""
-
-    cells: tuple[str, ...]
-    seed: int
-    all: int
-
-
-def draw_cells(records: Sequence[Record], share: float, seed: int) -> DrawnCells:
-    """Draw a share of the cells with plugins of other packages, and of the other cells, at least one each.
+def draw_cells(records: Sequence[Record], share: float, seed: int) -> tuple[str, ...]:
+    """Draw the names of a share of the cells with plugins of other packages, and of the other cells, at least one each.
 
     Drawn are the names with the smallest SHA-256 of seed and name: reproducible, but unpredictable without the seed.
     """
@@ -94,11 +84,11 @@ def draw_cells(records: Sequence[Record], share: float, seed: int) -> DrawnCells
     for some in (theirs, others):
         ranked = sorted(some, key=lambda cell: hashlib.sha256(f"{seed}/{cell}".encode()).digest())
         chosen += ranked[: math.ceil(share * len(some) - 1e-9) or bool(some)]
-    return DrawnCells(tuple(sorted(chosen)), seed, len(records))
+    return tuple(sorted(chosen))
 
 
 def recompute(
-    planned: Sequence[PlannedCells], cells: Sequence[str], out: Path, salt: str, workers: int | None, progress: Progress
+    planned: Sequence[PlannedCells], cells: Sequence[str], out: Path, salt: str, workers: int | None, progress: Bars
 ) -> Store:
     """Compute these cells of `planned`, with their trainings, into the new folder `out`; return its store.
 
@@ -110,10 +100,8 @@ def recompute(
         kept = tuple(cell for cell in one.cells if cell.id in chosen)
         due += [replace(one, cells=kept, gate=OPEN)] if kept else []
     store = Store(out)
-    store.prepare()
-    keep_salt(out, salt)
-    count = workers or default_workers(due[0].experiment.config.device if due else "cpu")
-    executor = make_executor("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
+    prepare_results(store, salt)
+    executor = local_executor(workers, due[0].experiment.config.device if due else "cpu", progress)
     compute(due, due, store, executor, progress, strict=False)
     return store
 
@@ -207,9 +195,13 @@ def too_many_moved(pairs: Sequence[tuple[Record, Record]]) -> str:
 # -- A submission under judgement: opened from a folder of results, or from a submitted archive --
 
 
+CheckFinding = tuple[bool | None, str]
+"""Whether a check holds, None if it was not made, and its finding in a sentence."""
+
+
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The outcome of one check. ok: None if the check was not made; sentence: the finding."""
+    """The outcome of one check. ok, sentence: its finding."""
 
     name: str
     ok: bool | None
@@ -229,7 +221,7 @@ class RerunTerms:
     weights: str | None = None
     salt: Path | None = None
     workers: int | None = None
-    progress: Progress = field(default_factory=lambda: Bars(quiet=True))
+    progress: Bars = field(default_factory=lambda: Bars(quiet=True))
 
 
 @dataclass(frozen=True)
@@ -334,8 +326,8 @@ class Due:
     may: tuple[PlannedCells, ...]
 
 
-def due_of(case: SubmissionCase) -> tuple[Due | None, CheckOutcome]:
-    """Return the cells due in a submission's suite, None if its cells do not belong to it, and the check's outcome.
+def due_of(case: SubmissionCase) -> tuple[Due | None, CheckFinding]:
+    """Return the cells due in a submission's suite, None if its cells do not belong to it, and the finding.
 
     Raises UsageError: its data or one of its plugins cannot be used here.
     """
@@ -343,8 +335,8 @@ def due_of(case: SubmissionCase) -> tuple[Due | None, CheckOutcome]:
     word, _, _ = config.suite.rpartition("/")
     id_, _, preset = word.partition("@")
     if id_ not in shipped():
-        return None, CheckOutcome("suite", False, f"No suite that comes with ppbench is called {shown(id_)}.")
-    data, where, isolate = _data(case), config.federation, bool(case.attacks)
+        return None, (False, f"No suite that comes with ppbench is called {shown(id_)}.")
+    data, where = _data(case), config.federation
     try:
         suite = load_suite(
             id_,
@@ -354,23 +346,23 @@ def due_of(case: SubmissionCase) -> tuple[Due | None, CheckOutcome]:
             device=where.device,
             tf32=bool(where.tf32),
             weights=case.terms.weights,
-            isolate=isolate,
+            isolate=bool(case.attacks),
         )
     except UsageError as error:
         if preset:
-            return None, CheckOutcome("suite", False, str(error))
+            return None, (False, str(error))
         raise
     if (suite.name, suite.digest) != (config.suite, config.suite_digest):
         problem = f"The cells are of {shown(config.suite)} with the digest {shown(config.suite_digest)}"
-        return None, CheckOutcome("suite", False, f"{problem}; ppbench comes with {suite.name}, {suite.digest}.")
+        return None, (False, f"{problem}; ppbench comes with {suite.name}, {suite.digest}.")
     if (case.about.suite, case.about.digest) != (suite.name, suite.digest):
         problem = f"What is handed in says {shown(case.about.suite)}, {shown(case.about.digest)}"
-        return None, CheckOutcome("suite", False, f"{problem}; its cells are of {suite.name}, {suite.digest}.")
+        return None, (False, f"{problem}; its cells are of {suite.name}, {suite.digest}.")
     return _due_in(case, with_salt(suite, case.salt) if case.salt else suite)
 
 
-def _due_in(case: SubmissionCase, suite: Suite) -> tuple[Due | None, CheckOutcome]:
-    """Return a suite's cells, None if a record is none of them (other settings), and the outcome."""
+def _due_in(case: SubmissionCase, suite: Suite) -> tuple[Due | None, CheckFinding]:
+    """Return a suite's cells, None if a record is none of them (other settings), and the finding."""
     mine = {"defense": case.defenses} if case.defenses else {"attack": case.attacks} if case.attacks else {}
     must = may = plan_sweep(suite, case.home, mine).cells
     if _foreign_cells(case, must):
@@ -379,11 +371,8 @@ def _due_in(case: SubmissionCase, suite: Suite) -> tuple[Due | None, CheckOutcom
         about = case.records[[r.cell_id for r in case.records].index(foreign[0])].config
         problem = f"{len(foreign)} of {len(case.records)} cells are none of {suite.name} as it is here, such as"
         why = "its settings, data, versions or weights are others"
-        sentence = f"{problem} {foreign[0]} ({about.defense.id} under {about.attack.id}): {why}."
-        return None, CheckOutcome("suite", False, sentence)
-    return Due(suite, must, may), CheckOutcome(
-        "suite", True, f"All cells are of {suite.name}, {suite.digest}, as it is here."
-    )
+        return None, (False, f"{problem} {foreign[0]} ({about.defense.id} under {about.attack.id}): {why}.")
+    return Due(suite, must, may), (True, f"All cells are of {suite.name}, {suite.digest}, as it is here.")
 
 
 def _foreign_cells(case: SubmissionCase, planned: Sequence[PlannedCells]) -> list[str]:
@@ -403,41 +392,32 @@ def _data(case: SubmissionCase) -> str | None:
     return opener
 
 
-def check_complete(case: SubmissionCase, due: Due) -> CheckOutcome:
+def check_complete(case: SubmissionCase, due: Due) -> CheckFinding:
     """Check that all required cells are there and have a result.
 
     They are the cells of `ppbench sweep SUITE --add NAME --only defense=NAME`: every attack, every value of the control
     parameter, every seed; for submitted attacks alone, the cells of all defenses that the suite lists.
     """
     have = {record.cell_id for record in case.records}
-    expected = [
-        cell for one in due.must if not _is_gated_out(case, one) for cell in one.cells if _is_required(case, cell)
-    ]
+    unskipped = [one for one in due.must if not (one.gate and one.gate.is_closed(case.records))]
+    expected = [cell for one in unskipped for cell in one.cells if _is_required(case, cell)]
     name = due.suite.name
     if gone := [cell.config for cell in expected if cell.id not in have]:
-        problem = (
-            f"{len(gone)} of {len(expected)} cells that {name} requires are missing, such as {gone[0].defense.id} under"
-        )
-        return CheckOutcome(
-            "complete", False, f"{problem} {gone[0].attack.id} ({gone[0].stage}); sweep into the folder again."
-        )
+        first = f"{gone[0].defense.id} under {gone[0].attack.id} ({gone[0].stage})"
+        problem = f"{len(gone)} of {len(expected)} cells that {name} requires are missing, such as {first}"
+        return False, f"{problem}; sweep into the folder again."
     if failed := failures(case.records):
         problem = f"{len(failed)} cells failed, such as {failed[0].cell_id} ({failed[0].reason})"
-        return CheckOutcome("complete", False, f"{problem}; sweep into the folder again.")
+        return False, f"{problem}; sweep into the folder again."
     if unknown := defenses_without_result(case.records):
-        return CheckOutcome("complete", False, f"No cell of {', '.join(unknown)} is complete.")
+        return False, f"No cell of {', '.join(unknown)} is complete."
     kept = ", ".join([*CONTROLS, *case.defenses] if case.defenses else case.attacks)
-    return CheckOutcome("complete", True, f"All {len(expected)} cells that {name} requires of {kept} are there.")
+    return True, f"All {len(expected)} cells that {name} requires of {kept} are there."
 
 
 def _is_required(case: SubmissionCase, cell: Cell) -> bool:
     """Return whether a cell's attack is one of ours or submitted: others may be installed only here."""
     return not cell.config.attack.code or cell.attack.name in case.attacks
-
-
-def _is_gated_out(case: SubmissionCase, one: PlannedCells) -> bool:
-    """Return whether cells are skipped, by what the records of their gate say (`run.schedule`)."""
-    return bool(one.gate) and one.gate.is_closed(case.records)
 
 
 CHECKS = ("verify", "controls", "code", "apart", "suite", "complete", "again")
@@ -449,64 +429,58 @@ def run_checks(case: SubmissionCase) -> Iterator[CheckOutcome]:
     Raises UsageError: a check cannot be made here, because data are missing or a plugin cannot be used.
     """
     made = list[CheckOutcome]()
+
+    def outcome(finding: CheckFinding) -> CheckOutcome:
+        made.append(CheckOutcome(CHECKS[len(made)], *finding))
+        return made[-1]
+
     for check in (_check_records, _check_controls, _check_code, _check_isolation):
-        made.append(check(case))
-        yield made[-1]
-    due, outcome = (
-        due_of(case) if made[2].ok else (None, CheckOutcome("suite", None, "The cells were computed by other code."))
-    )
-    made.append(outcome)
-    yield outcome
-    outcome = (
-        CheckOutcome("complete", None, "The required cells are unknown.") if due is None else check_complete(case, due)
-    )
-    made.append(outcome)
-    yield outcome
+        yield outcome(check(case))
+    due, finding = due_of(case) if made[2].ok else (None, (None, "The cells were computed by other code."))
+    yield outcome(finding)
+    yield outcome((None, "The required cells are unknown.") if due is None else check_complete(case, due))
     if due is not None and all(one.ok for one in made):
-        yield _check_rerun(case, due.may)
+        yield outcome(_check_rerun(case, due.may))
     else:
-        yield CheckOutcome("again", None, "No cell is computed again, since an earlier check does not hold.")
+        yield outcome((None, "No cell is computed again, since an earlier check does not hold."))
 
 
-def _check_records(case: SubmissionCase) -> CheckOutcome:
+def _check_records(case: SubmissionCase) -> CheckFinding:
     """Check all figures that can be recomputed without training."""
     findings = full_findings(case.store.out, page=False)
     problems, agrees = findings.problems, f"What was checked agrees: {', '.join(findings.checked)}."
     sentence = f"{first_of(problems)}." if problems else f"Not checked: {'; '.join(findings.unchecked)}. {agrees}"
-    return CheckOutcome("verify", not problems, sentence)
+    return not problems, sentence
 
 
-def _check_controls(case: SubmissionCase) -> CheckOutcome:
+def _check_controls(case: SubmissionCase) -> CheckFinding:
     """Check that the controls ran and pass, and the self-test where the cells were computed."""
     try:
         outcome = soundness_of(case.store)
     except UsageError as error:
-        return CheckOutcome("controls", False, str(error))
+        return False, str(error)
     faults, harness = failed_controls(case.records, outcome), check_harness(outcome)
     if harness.ok is None:
         faults.append(f"harness: {harness.sentence}")
     if faults:
-        return CheckOutcome("controls", False, f"{first_of(faults)}.")
-    return CheckOutcome("controls", True, "The undefended model falls, noise gives nothing away, the self-test passes.")
+        return False, f"{first_of(faults)}."
+    return True, "The undefended model falls, noise gives nothing away, the self-test passes."
 
 
-def _check_code(case: SubmissionCase) -> CheckOutcome:
+def _check_code(case: SubmissionCase) -> CheckFinding:
     """Check that records and submission match the code that is installed here."""
     for stated in case.about.plugins:
         here = entry_of(stated.group, stated.name)
         if (stated.package, stated.version, stated.code) != (here.package, here.version, here.code):
             installed = f"{here.package} {here.version}, {here.code}"
-            problem = f"The {stated.words}, code {stated.code}, is handed in; here is {installed}."
-            return CheckOutcome("code", False, problem)
+            return False, f"The {stated.words}, code {stated.code}, is handed in; here is {installed}."
     if stale := [record.config for record in case.records if _stale(record)]:
         problem = f"{len(stale)} of {len(case.records)} cells, such as {stale[0].defense.id} under {stale[0].attack.id}"
-        return CheckOutcome(
-            "code", False, f"{problem}, are of other code than what is installed here; sweep again with it."
-        )
+        return False, f"{problem}, are of other code than what is installed here; sweep again with it."
     if missing := {*third_party_plugins(case.records)} - {(one.group, one.name) for one in case.about.plugins}:
         names = ", ".join(sorted(name for _, name in missing))
-        return CheckOutcome("code", False, f"Cells are of {names} too, which is not handed in.")
-    return CheckOutcome("code", True, "; ".join(f"{one.words}, code {one.code}" for one in case.about.plugins) + ".")
+        return False, f"Cells are of {names} too, which is not handed in."
+    return True, "; ".join(f"{one.words}, code {one.code}" for one in case.about.plugins) + "."
 
 
 def _stale(record: Record) -> bool:
@@ -516,40 +490,39 @@ def _stale(record: Record) -> bool:
     return code_of(("defenses", defense.id)) != defense.code or here != attack.code
 
 
-def _check_isolation(case: SubmissionCase) -> CheckOutcome:
+def _check_isolation(case: SubmissionCase) -> CheckFinding:
     """Check that records say that other packages' attacks were isolated from the truth; reruns always isolate."""
     beside = [r for r in case.records if r.config.attack.code and r.victims and not r.environment.apart]
     if not beside:
-        return CheckOutcome("apart", True, "No attack of another package ran in a process that knows the truth.")
-    problem = (
-        f"{len(beside)} cells of other packages' attacks, such as {beside[0].config.attack.id}, ran in a process that"
-    )
-    return CheckOutcome("apart", False, f"{problem} knows the truth; sweep with --isolate.")
+        return True, "No attack of another package ran in a process that knows the truth."
+    cells = f"{len(beside)} cells of other packages' attacks, such as {beside[0].config.attack.id}"
+    return False, f"{cells}, ran in a process that knows the truth; sweep with --isolate."
 
 
-def _check_rerun(case: SubmissionCase, planned: Sequence[PlannedCells]) -> CheckOutcome:
+def _check_rerun(case: SubmissionCase, planned: Sequence[PlannedCells]) -> CheckFinding:
     """Recompute a random share of the cells, a larger one for another machine, and check that they agree."""
     terms, unlike = case.terms, _machine_differences(case)
     share = max(terms.share, MACHINE_SHARE) if unlike else terms.share
-    chosen = draw_cells(case.records, share, secrets.randbelow(2**63) if terms.seed is None else terms.seed)
-    new = recompute(planned, chosen.cells, case.home, case.salt, terms.workers, terms.progress)
-    head = f"{len(chosen.cells)} of {chosen.all} cells were computed again (--seed {chosen.seed})"
+    seed = secrets.randbelow(2**63) if terms.seed is None else terms.seed
+    chosen = draw_cells(case.records, share, seed)
+    new = recompute(planned, chosen, case.home, case.salt, terms.workers, terms.progress)
+    head = f"{len(chosen)} of {len(case.records)} cells were computed again (--seed {seed})"
     if check_harness(soundness_of(new)).ok is not True:
-        return CheckOutcome("again", False, f"{head}, but the self-test fails here: inconclusive.")
+        return False, f"{head}, but the self-test fails here: inconclusive."
     how = (
         f"within the tolerance of another machine ({'; '.join(unlike)}): {TOLERANCE_WORDS}" if unlike else "bit for bit"
     )
     have, wrong = {record.cell_id: record for record in case.records}, list[str]()
-    for cell in chosen.cells:
+    for cell in chosen:
         what = _difference(have[cell], new, bool(unlike))
         about = have[cell].config
         wrong += [f"{cell} ({about.defense.id} under {about.attack.id}, {about.stage}): {what}"] if what else []
     if wrong:
-        return CheckOutcome("again", False, f"{head}; {len(wrong)} of them do not agree {how}: {first_of(wrong)}.")
-    pairs = [(have[cell], new.load(cell)) for cell in chosen.cells]
+        return False, f"{head}; {len(wrong)} of them do not agree {how}: {first_of(wrong)}."
+    pairs = [(have[cell], new.load(cell)) for cell in chosen]
     if unlike and (moved := too_many_moved(pairs)):
-        return CheckOutcome("again", False, f"{head}; they do not agree {how}: {moved}.")
-    return CheckOutcome("again", True, f"{head} and agree {how}.")
+        return False, f"{head}; they do not agree {how}: {moved}."
+    return True, f"{head} and agree {how}."
 
 
 def _difference(record: Record, new: Store, unlike: bool) -> str:

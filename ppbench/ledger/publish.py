@@ -21,8 +21,10 @@ from torch import Tensor
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import Victims, probed_units
+from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, publish_folder, write_atomic
+from ppbench.base.tree import packed
 from ppbench.base.version import __version__
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.threats import recorded_threat
@@ -39,18 +41,18 @@ from ppbench.ledger.form import (
     row_key,
     truth_commitment,
 )
-from ppbench.ledger.transcript import load_transcript, model_code, pack_view, plan_json
+from ppbench.ledger.transcript import load_transcript, model_code, plan_json
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Probe
 from ppbench.records.run_files import salt_of
 from ppbench.records.schema import CellConfig, Record, Scalar
 from ppbench.records.store import Store, canonical_json
 from ppbench.report.controls import CONTROLS
+from ppbench.run.audit.runs import with_shared_tensors
 from ppbench.run.cells import CellGroup, find_cell, groups
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import WHOLE, Experiment, Point, built_for, make_attack, resolve
 from ppbench.run.scene import draws_of, group_victims, prepare_federation, probe_group, yardstick_of
-from ppbench.run.schedule import Progress
 from ppbench.run.suite import Suite, load_suite, with_salt
 from ppbench.run.sweep import EVERYTHING, SweepResult, local_dataset, sweep
 
@@ -149,7 +151,7 @@ def freeze(source: ViewSource, out: Path, secrets: Sequence[Tensor]) -> Transcri
     x, y = (torch.stack([getattr(victims.truth(unit), part) for unit in victims.units]) for part in ("x", "y"))
     nonce = hashlib.sha256(f"ppbench.nonce/{source.salt}/{source.config.cell_id()}".encode()).hexdigest()
     observed, tensors = _gradients(view, victims)
-    files = {VIEW: pack_view(view), GRADIENTS: save(tensors or {"none": torch.zeros(0)})}
+    files = {VIEW: packed(with_shared_tensors(view.parts())), GRADIENTS: save(tensors or {"none": torch.zeros(0)})}
     about = _about(source, view, victims, observed, files, truth_commitment(nonce, x, y))
     home = out / about.id
 
@@ -294,7 +296,7 @@ def compute_views(
     dataset: str | None = None,
     weights: str | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Bars | None = None,
     command: str = "",
 ) -> SweepResult:
     """Compute a suite's views, each on its own victims, drawn with the secret of `out`, a new one if it has none.

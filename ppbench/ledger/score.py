@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -92,12 +92,8 @@ def permutation_p(count: int, judge: Callable[[NDArray[np.intp]], Floats]) -> fl
 
 def _expected(ties: Floats) -> Floats:
     """Return E[C(M, k)] of one block for k = 0, ..., N: of N answers in random order, ties[i] are best on victim i."""
-    count = len(ties)
-    symmetric = np.zeros(count + 1)
-    symmetric[0] = 1.0
-    for one in ties:
-        symmetric[1:] += one * symmetric[:-1]
-    return np.asarray(symmetric / np.cumprod(np.concatenate([[1.0], np.arange(count, 0, -1.0)])))
+    falling = np.cumprod(np.concatenate([[1.0], np.arange(len(ties), 0, -1.0)]))
+    return np.asarray(np.poly(-ties) / falling)  # its coefficients are the elementary symmetric polynomials
 
 
 # -- A submitter's answers to a transcript: NAME.json (`GuessAbout`) and NAME.safetensors, checked before scoring --
@@ -209,7 +205,7 @@ def _guess(tensors: dict[str, Tensor], place: int) -> Guess:
 # guesses --
 # Victims are compared pairwise, by the rules of `ppbench compare`: the figure must gain, and more victims must leak
 # more than less, by an exact sign test, since no bootstrap of a few victims supports a p of a millionth. A blind
-# attacker may beat the blind guesses, so its answers must also tell victims apart (`ledger.score`). Many tries
+# attacker may beat the blind guesses, so its answers must also tell victims apart (`permutation_p`). Many tries
 # succeed by chance; so the K-th submission to a transcript is judged at level LEDGER_ALPHA / (zeta(3/2) K^(3/2)):
 # over all tries, however many, a row moves without reason with probability LEDGER_ALPHA at most (a union bound, so
 # tries may depend on one another). The few victims of a row are therefore spent at some point, and this is reported:
@@ -225,8 +221,8 @@ DECIDING = ("mean", "median", "decision")
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the worst case moves. tries: including this one; level: of the test; p: the smallest of all rules, on its
-    `metric`; before, after: that figure; reason: a clause."""
+    """Whether the worst case moves, as the book has it. tries: including this one; level: of the test; p: the smallest
+    of all rules, on its `metric`; before, after: that figure; reason: a clause."""
 
     moved: bool
     tries: int
@@ -255,7 +251,7 @@ def decide(
 
     now: the worst case so far, None for none. blind: records of blind guesses on the same victims; () if the question
     knows the chance of a right answer instead. dealt: returns the p of answers that do not tell victims apart
-    (`ledger.score`), called if all else would move the row; None: not tested.
+    (`permutation_p`), called if all else would move the row; None: not tested.
     """
     others = [side for side in (now, *blind) if side is not None]
     rules, level = _deciding(new, *others), try_level(tries)
@@ -460,7 +456,7 @@ def score_answers(
 
 
 def exchange_p(frozen: FrozenView, known: OpenedTruth, kind: str, answers: Sequence[Guess]) -> float:
-    """Return the p of answers that do not tell victims apart, see `ledger.score`."""
+    """Return the p of answers that do not tell victims apart, see `permutation_p`."""
     inquiry, question = inquiry_of(frozen, replace(known, yardstick=None), kind), question_of(kind)
     rule = question.rules_of(known.record.config)[0]
     places = {unit: place for place, unit in enumerate(known.victims.units)}
@@ -528,7 +524,7 @@ def _record(known: OpenedTruth, config: CellConfig, scored: Scored, digest: str)
 
 
 def _entry(
-    frozen: FrozenView, about: GuessAbout, record: Record, digest: str, before: WorstCase | None, d: Decision
+    frozen: FrozenView, about: GuessAbout, record: Record, digest: str, before: WorstCase | None, decision: Decision
 ) -> BookEntry:
     return BookEntry(
         day=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
@@ -540,13 +536,6 @@ def _entry(
         reference=about.reference,
         guesses=digest,
         cell=record.cell_id,
-        tries=d.tries,
-        level=d.level,
-        p=min(1.0, d.p),
-        metric=d.metric,
-        before=d.before,
-        after=d.after,
         holder="" if before is None else before.name,
-        moved=d.moved,
-        reason=d.reason,
+        **asdict(decision),
     )

@@ -289,18 +289,6 @@ def _permit(installed: bool, what: str, name: str, trust: bool) -> None:
         )
 
 
-def pack_view(view: View) -> bytes:
-    """Return the bytes of view.safetensors: `View.parts` with equal tensors merged: every probe receives the model."""
-    known: dict[tuple[str, torch.Size, bytes], torch.Tensor] = {}
-
-    def one(leaf: torch.Tensor) -> torch.Tensor:
-        here = leaf.detach().cpu().contiguous()
-        digest = hashlib.sha256(here.reshape(-1).view(torch.uint8).numpy().tobytes() if here.numel() else b"").digest()
-        return known.setdefault((str(here.dtype), here.shape, digest), here)
-
-    return tree.packed(tree.tree_map(one, view.parts()))
-
-
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return a plan as a JSON object, without a kind of inputs that it does not name."""
     about = TypeAdapter(Plan).dump_python(plan, mode="json")

@@ -1,6 +1,6 @@
 """Results in one file: a zip of the files of `MEMBER`, safe to open wherever it comes from.
 
-Its bytes are a function of the folder's. Records and times are members in groups (`groups.py`); archives made before
+Its bytes are a function of the folder's. Records and times are members in groups; archives made before
 2026-11-26 have each as a member of its own, and are read too. Archives are not trusted: members that `pack` would not
 write, or that unfold beyond `MEMBER_BYTES`, `TOTAL_BYTES` or `RATIO`, are refused before anything is read; a group is
 refused as a whole when it is unfolded. A damaged member is an OSError of its own; a damaged group, `Archive.lost`.

@@ -4,9 +4,9 @@
     OUT/records/<cell_id>.json          the record; written last, so a cell exists if and only if this file does
     OUT/records/<cell_id>.timing.json   seconds; not part of the result
     OUT/records/<cell_id>.safetensors   reconstructions: "guess" and "truth", float32 [n, *shape]
-    OUT/times/<training>.json           how long a client takes; not part of the result, see `times.py`
-    OUT/selftest.json                   the outcome of the self-test, see `soundness.py`
-    OUT/origin.json                     command, day and commit, see `origin.py`
+    OUT/times/<training>.json           how long a client takes; not part of the result, as these two (`run_files.py`)
+    OUT/selftest.json                   the outcome of the self-test
+    OUT/origin.json                     command, day and commit
 
 OUT may be a link to a folder; links, devices and pipes inside it are neither read nor written. Equal records give equal
 bytes. The marker of an accepted baseline (`ppbench.verification.baseline`) says that reconstructions were left out:
@@ -179,7 +179,8 @@ class Store:
         try:
             if tensors is not None:
                 data = _pack(tensors)
-                artifacts = [_artifact(images.name, data)]
+                digest = hashlib.sha256(data).hexdigest()
+                artifacts = [Artifact(path=images.name, sha256=digest, bytes=len(data), kind="reconstructions")]
                 write_atomic(images, data)
             record = record.model_copy(update={"artifacts": artifacts})
             if seconds is not None:
@@ -260,10 +261,6 @@ def _pack(arrays: Mapping[str, Array]) -> bytes:
         shapes = {name: value.shape for name, value in packed.items()}
         raise ValueError(f"a cell's tensors are 'guess' and 'truth' of one shape, and 'blind', not {shapes}")
     return safe.save(packed)
-
-
-def _artifact(name: str, data: bytes) -> Artifact:
-    return Artifact(path=name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data), kind="reconstructions")
 
 
 def open_results(path: Path) -> Store:

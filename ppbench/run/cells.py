@@ -29,7 +29,6 @@ from ppbench.records.schema import (
     ThreatInfo,
 )
 from ppbench.records.sources import code_of
-from ppbench.records.store import Store
 from ppbench.report.controls import CONTROLS
 from ppbench.run.audit.population import has_view
 from ppbench.run.config import EvaluateConfig, recorded_options
@@ -211,11 +210,6 @@ def _sources(attack: Attack, chosen: list[Attack]) -> Sequence[Attack | None]:
 def _perceptual(experiment: Experiment, attack: Attack) -> str:
     perceptual = experiment.task.dataset.modality.perceptual and measurable(experiment.task.plan.spec.shape)
     return weights_identity(experiment.config.weights) if perceptual and question_of(attack.kind).inputs else ""
-
-
-def finished(store: Store, cell: Cell) -> bool:
-    """Return whether `store` holds the cell and need not run it again; a failed one is tried anew."""
-    return store.has(cell.id) and store.load(cell.id).status != "failed"
 
 
 # -- The cell of a record, made again from its configuration alone --

@@ -220,27 +220,23 @@ def names(text: str | None, option: str = "") -> tuple[str, ...] | None:
 
 def sizes(text: str | None, option: str = "--attack-batch") -> tuple[int, ...] | None:
     """Return "1,4" as (1, 4). Raises UsageError: a word is no whole number, or there is none."""
-    words = names(text, option)
-    if words is None:
-        return None
-    values = [value for value in map(scalar, words) if isinstance(value, int) and not isinstance(value, bool)]
-    if len(values) < len(words):
-        raise UsageError(f"Option {option} {shown(text)} cannot be used; give whole numbers, as 1,8.")
-    return tuple(values)
+    return None if text is None else tuple(map(int, _listed(text, option, int, "give whole numbers, as 1,8.")))
 
 
 def numbers(text: str | None, option: str = "--grid") -> str | tuple[float, ...] | None:
     """Return "0.1,1" as (0.1, 1.0), "quick" and "paper" as they are. Raises UsageError: neither grid nor numbers."""
     if text is None or text in ("quick", "paper"):
         return text
+    return tuple(map(float, _listed(text, option, int | float, "give quick, paper or numbers, as 0.01,0.1.")))
+
+
+def _listed(text: str, option: str, kind: Any, advice: str) -> list[Any]:
+    """Return the numbers of a kind between commas (UsageError: another word, or none)."""
     words = names(text, option) or ()
-    values = [
-        number for number in map(scalar, words) if isinstance(number, int | float) and not isinstance(number, bool)
-    ]
+    values = [value for value in map(scalar, words) if isinstance(value, kind) and not isinstance(value, bool)]
     if len(values) < len(words):
-        why = "give quick, paper or numbers, as 0.01,0.1."
-        raise UsageError(f"Option {option} {shown(text)} cannot be used; {why}")
-    return tuple(float(number) for number in values)
+        raise UsageError(f"Option {option} {shown(text)} cannot be used; {advice}")
+    return values
 
 
 def scalar(text: str) -> Scalar:

@@ -11,6 +11,7 @@ import math
 import os
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -115,12 +116,7 @@ def _functional(clients: int) -> Seconds:
 
 
 def _median(call: Callable[[], object]) -> float:
-    taken = []
-    for _ in range(TIMINGS):
-        began = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+    return statistics.median(timeit.repeat(call, number=1, repeat=TIMINGS))
 
 
 # The profiler's backend announces every start and stop on stderr, amid progress bars; it reads this when first used.

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -58,7 +57,6 @@ from ppbench.run.jobs import Executor
 from ppbench.run.scene import group_victims
 from ppbench.run.schedule import (
     PlannedCells,
-    Progress,
     Scheduler,
     count_cells,
     ended_cells,
@@ -122,20 +120,38 @@ def selftest() -> Soundness:
     )
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of an evaluation: its cells, the checks of the harness, the verdicts.
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The result of a run into folder `out`: its cells, and the summary, reported first.
 
-    answer: the summary, reported first; computed: number of cells that ran in this call; notes: how the data were read;
-    inapplicable: what can use none of the requested threat models, in sentences.
+    computed: number of cells that ran in this call.
     """
 
-    config: EvaluateConfig
     records: tuple[Record, ...]
-    verdicts: tuple[Verdict, ...]
     answer: Answer
     out: Path
     computed: int
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The checks of the harness: the controls of each evaluation, and the self-test."""
+        return self.answer.trust.checks
+
+    @property
+    def reliable(self) -> bool:
+        """Whether something can be concluded: see `Trust.reliable`."""
+        return self.answer.trust.reliable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(RunResult):
+    """The result of an evaluation, with the verdicts.
+
+    notes: how the data were read; inapplicable: what can use none of the requested threat models, in sentences.
+    """
+
+    config: EvaluateConfig
+    verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
     inapplicable: tuple[str, ...] = ()
 
@@ -145,21 +161,11 @@ class Evaluation:
         return tuple(verdict.sentence for verdict in self.verdicts)
 
     @property
-    def checks(self) -> tuple[Check, ...]:
-        """The checks of the harness: both controls, and the self-test."""
-        return self.answer.trust.checks
-
-    @property
     def left_out(self) -> tuple[str, ...]:
         """Attacks that cannot run; searches skipped as nothing is left to find, or as `none` withstands them too."""
         solved = solved_sentence(self.records) if "quick" in self.config.attacks else None
         skipped = [one.sentence for one in skipped_searches(self.config.defense, self.records)]
         return *self.inapplicable, *filter(None, [solved]), *skipped
-
-    @property
-    def reliable(self) -> bool:
-        """Whether something can be concluded: see `Trust.reliable`."""
-        return self.answer.trust.reliable
 
 
 @guard()
@@ -169,7 +175,7 @@ def evaluate(
     *,
     out: Path | str = "ppbench-results",
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Bars | None = None,
     command: str = "",
     preset: str = "quick",
     **options: object,
@@ -183,44 +189,57 @@ def evaluate(
     progress: receives how far the work is. command: as typed, for `origin.json`. Raises UsageError: an option cannot
     be used; nothing has been trained then.
     """
-    return _evaluate(config, Path(out), workers, progress, command, preset, options)
-
-
-def _evaluate(
-    config: EvaluateConfig | None,
-    out: Path,
-    workers: int | None,
-    progress: Progress | None,
-    command: str,
-    preset: str,
-    options: Mapping[str, Any],
-) -> Evaluation:
     config = config if config is not None else configure(preset, **options)
+    return _evaluate(config, Path(out), workers, progress or Bars(quiet=True), command)
+
+
+def _evaluate(config: EvaluateConfig, out: Path, workers: int | None, progress: Bars, command: str) -> Evaluation:
     if config.isolate:
         close_attacks()
     check_workers(workers)
-    store, progress = Store(out), progress or Bars(quiet=True)
+    store = Store(out)
     if config.isolate and not config.salt:
         config = config.model_copy(update={"salt": salt_of(store.out)})
     experiment = resolve(config)
     check_experiment(experiment)
-    store.prepare()
-    keep_salt(store.out, config.salt)
-    store.sweep()
+    prepare_results(store, config.salt)
     plan = plan_cells([experiment])
     todo = unfinished(plan, store)
-    count = workers or default_workers(config.device)  # a single worker is this process
-    executor = make_executor("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
+    executor = local_executor(workers, config.device, progress)
     first = [cell.id for one in plan if in_first_answer(experiment, one.group) for cell in one.cells]
     computed = compute(plan, todo, store, executor, progress, strict=True, first=first, command=command)
-    records = tuple(store.load(cell) for cell in ended_cells(plan, store))
-    answer = answer_of(records, check_harness(soundness_of(store)), partial(time_of, store.out))
+    records, answer = report_results(store, plan, computed)
+    return Evaluation(
+        config=config,
+        records=records,
+        verdicts=tuple(verdicts(config.defense, records)),
+        answer=answer,
+        out=store.out,
+        computed=len(ended_cells(todo, store)),
+        notes=experiment.notes,
+        inapplicable=tuple(inapplicable(experiment)),
+    )
+
+
+def prepare_results(store: Store, salt: str) -> None:
+    """Make a folder of results ready for a run, with its secret, unless "" (UsageError: it must not be written)."""
+    store.prepare()
+    keep_salt(store.out, salt)
+    store.sweep()
+
+
+def local_executor(workers: int | None, device: str, progress: Bars) -> Executor:
+    """Return the executor of this machine; a single worker is this process."""
+    count = workers or default_workers(device)
+    return make_executor("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
+
+
+def report_results(store: Store, planned: Sequence[PlannedCells], computed: bool) -> tuple[tuple[Record, ...], Answer]:
+    """Write the board if it is old, and return the records of a run that has ended, with the summary."""
     if computed or not up_to_date(store, PAPER_CLAIMS):
         write_board(store, PAPER_CLAIMS)
-    computed_cells = len(ended_cells(todo, store))
-    sentences = tuple(verdicts(config.defense, records))
-    idle = tuple(inapplicable(experiment))
-    return Evaluation(config, records, sentences, answer, store.out, computed_cells, experiment.notes, idle)
+    records = tuple(store.load(cell) for cell in ended_cells(planned, store))
+    return records, answer_of(records, check_harness(soundness_of(store)), partial(time_of, store.out))
 
 
 @guard()
@@ -298,7 +317,7 @@ def compute(
     todo: Sequence[PlannedCells],
     store: Store,
     executor: Executor,
-    progress: Progress,
+    progress: Bars,
     *,
     strict: bool,
     first: Sequence[str] = (),

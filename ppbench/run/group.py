@@ -37,11 +37,11 @@ from ppbench.records.schema import Environment, FederationInfo, Flag, Privacy, R
 from ppbench.records.store import Store
 from ppbench.report.controls import UNREAD
 from ppbench.report.knowing import is_ours
-from ppbench.run.audit.runs import PointAudit, Questions, Refused
-from ppbench.run.cells import Cell, CellGroup, cells, finished
+from ppbench.run.audit.runs import PointAudit, Refused
+from ppbench.run.cells import Cell, CellGroup, cells
 from ppbench.run.detection import detection_scores, probe_flags
 from ppbench.run.experiment import Experiment
-from ppbench.run.scene import draws_of, prepare_federation, probe_group, probe_victims, yardstick_of
+from ppbench.run.scene import Scene, draws_of, prepare_federation, probe_group, probe_victims, yardstick_of
 from ppbench.run.task import Task
 from ppbench.run.train import TrainingResult, federation, home_of, untrained, with_probe_guarantee
 
@@ -51,22 +51,10 @@ FIRST_TUNING_PROBE = 1_000_000
 """Number of the first tuning probe: far from those of victims, whose noise and masks must not be reused."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Rehearsal:
-    """The adversary's own victims, and its view of them."""
-
-    view: View
-    victims: Victims
-
-
-def rehearse(fed: Federation, experiment: Experiment, group: CellGroup) -> Rehearsal:
-    """Probe `tuning` images of the test part, which no client trains on and no cell reports, and return the view."""
-    config, victims = experiment.config, tuning_victims(fed.defense, experiment, group)
-    transcript = probe_victims(config, fed, victims)
-    view = dataclasses.replace(transcript.view(group.threat, own=victims.own), public=experiment.task.public)
-    if group.role:
-        victims = victims.playing(group.role, transcript.roles(), config.tuning)
-    return Rehearsal(view, victims)
+def rehearse(fed: Federation, experiment: Experiment, group: CellGroup) -> Scene:
+    """Probe `tuning` images of the test part, which no client trains on and no cell reports."""
+    victims = tuning_victims(fed.defense, experiment, group)
+    return probe_victims(experiment, group, fed, victims, experiment.config.tuning)
 
 
 def tuning_victims(defense: Defense, experiment: Experiment, group: CellGroup) -> Victims:
@@ -85,7 +73,7 @@ def tuning_victims(defense: Defense, experiment: Experiment, group: CellGroup) -
         ) from cause
 
 
-def tune(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> tuple[Attack, Tuned]:
+def tune(attack: Attack, trial: Scene, task: Task, label: tuple[str | int, ...]) -> tuple[Attack, Tuned]:
     """Run all variants of `attack` on the tuning victims; return the best by its question's worth, and all scores.
 
     A variant that fails scores worst; ties go to the first. `label` names the cell, for the attack's draws.
@@ -98,7 +86,7 @@ def tune(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, .
     return variants[best], Tuned(variants=[{n: s[n] for n in differ} for s in settings], scores=scores, chosen=best)
 
 
-def _run_variant(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> float:
+def _run_variant(attack: Attack, trial: Scene, task: Task, label: tuple[str | int, ...]) -> float:
     victims, question = trial.victims, question_of(attack.kind)
     if not victims.units:
         return question.worth([], task.plan)
@@ -162,15 +150,15 @@ class Bench:
             self.store.save(record, seconds=drafts.seconds(cell.id), tensors=tensors)
         return left
 
-    def run_audit(self, questions: Questions, missing: list[Cell]) -> None:
+    def run_audit(self, audit: PointAudit, missing: list[Cell]) -> None:
         """Attack, score and keep each of `missing` on the target of a complete audit."""
         if self.trained.diverged:
             self.keep_without_figures(missing, "diverged", self.trained.utility.reason)
             return
-        view = questions.view(self.group.threat)
+        view = audit.view(self.group.threat)
         for cell in missing:
-            ask = partial(question_of(cell.attack.kind).of_audit, questions)
-            self._run_cell(cell, view, ask, flags=questions.flags())
+            ask = partial(question_of(cell.attack.kind).of_audit, audit)
+            self._run_cell(cell, view, ask, flags=audit.flags())
 
     def keep_without_figures(self, missing: Iterable[Cell], status: CellStatus, reason: str | None) -> None:
         """Keep cells that were not attacked, and why."""
@@ -346,7 +334,7 @@ def run_group(experiment: Experiment, group: CellGroup, out: Path, only: Collect
     store, every = Store(out), cells(experiment, group)
     if lost := {*only} - {c.id for c in every}:
         raise UsageError(f"The code of a plugin has changed since cell {min(lost)} was planned; start the run again.")
-    missing = [c for c in every if c.id in only and not finished(store, c)]
+    missing = [c for c in every if c.id in only and not store.finished(c.id)]
     if not missing:
         return
     if group.stage == "audit":
@@ -384,7 +372,7 @@ def draft_group(experiment: Experiment, group: CellGroup, out: Path, only: Colle
 def _run_audit(audit: PointAudit, group: CellGroup, store: Store, missing: list[Cell]) -> None:
     try:
         bench = Bench(audit.experiment, group, store, audit.complete().trained)
-        bench.run_audit(Questions(audit), missing)
+        bench.run_audit(audit, missing)
     except Refused as cause:
         keep_failed(audit.experiment, group, missing, store, str(cause))
 

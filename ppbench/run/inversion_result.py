@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess, SolvedLayer
 from ppbench.base.errors import UsageError, count_of, shown
 from ppbench.metrics.image import match, psnr
-from ppbench.run.user_inputs import to_dense
+from ppbench.run.user_inputs import OUTSIDE, to_dense
 
 RECOVERED_DB = 10.0
 """dB above the best constant image at which a planted input counts as recovered: nine tenths of its variance."""
@@ -20,8 +20,6 @@ TELLING = 1e-4
 """The most that a recovered planted batch may leave unexplained, or no mismatch is compared with what it left."""
 ALIKE, ROUNDING = 10.0, 1e-12
 """dB by which a mismatch may exceed that of a planted batch; and what a float32 gradient's rounding leaves."""
-ROUNDING_SLACK = 1e-4
-"""How far a true input may lie outside the data range, as a share of its width: rounding."""
 NOISE, BRIGHT = 0.5, 0.25
 """Share of noise in planted inputs, and of its pixels that are at one end of the data range (the others are at the
 other): another mean and contrast than those of any start, which a network may not depend on (`InstanceNorm2d`)."""
@@ -144,7 +142,7 @@ class Inverted:
         true = true.detach().cpu().double()
         if not bool(true.isfinite().all()):
             raise UsageError("The truth holds a value that is not finite; nothing can be compared with it.")
-        least, most, slack = float(true.min()), float(true.max()), ROUNDING_SLACK * (high - low)
+        least, most, slack = float(true.min()), float(true.max()), OUTSIDE * (high - low)
         seen = f"from {least:.4g} to {most:.4g}"
         if least < low - slack or most > high + slack:
             right = f"give invert the range of the network's inputs, as data_range=({least:.4g}, {most:.4g})"

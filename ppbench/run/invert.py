@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import one_hot
 
@@ -104,33 +103,30 @@ def invert(
     check_real(model)
     module = unwrapped(model)
     network = held_network(module, shape_of(shape), range_of(data_range))
-    question = _question(labels, batch, network.spec)
-    plan = _plan(network.spec, question.batch, range_of(data_range), training)
-    check_batch(plan, min(question.batch, plan.local.batch))
+    challenge = _challenge(labels, batch, network.spec)
+    plan = _plan(network.spec, challenge.batch, range_of(data_range), training)
+    check_batch(plan, min(challenge.batch, plan.local.batch))
     if not isinstance(planted, bool):
         raise UsageError(f"planted={shown(planted)} cannot be used; it must be True or False.")
     seen = read_gradient(gradient, module, network)
-    fitted = scale_of(seen, network.spec.start, question.batch, question.labels) if training is None else 1.0
+    known = None if challenge.y is None else challenge.y[0]
+    fitted = scale_of(seen, network.spec.start, challenge.batch, known) if training is None else 1.0
     scale = 1.0 if fitted is None else fitted
     place = next(iter(seen.values())).device if device is None else _device(device)
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(int_between("seed", seed, 0, 2**63 - 1))
-    searches = _searches(plan, question.batch, bool(parameters)) if attack is None else (attack,)
-    chosen = _chosen(searches[0], parameters, view, question.challenge)
+    searches = _searches(plan, challenge.batch, bool(parameters)) if attack is None else (attack,)
+    chosen = _chosen(searches[0], parameters, view, challenge)
     with guard("attacks", chosen.name), explaining_failures(network):
-        _check_usable(chosen, view, question.challenge)
+        _check_usable(chosen, view, challenge)
         if attack is None:
-            chosen, guess = _best_answer([chosen, *map(make_attack, searches[1:])], view, question.challenge, seeds)
+            chosen, guess = _best_answer([chosen, *map(make_attack, searches[1:])], view, challenge, seeds)
         else:
-            guess = _answer(chosen, view, question.challenge, seeds)
+            guess = _answer(chosen, view, challenge, seeds)
         answer = _result(chosen, view, guess, scale)
-        control = _planted(chosen, plan, start, question.challenge, answer, seeds) if planted else None
-        return replace(answer, planted=control, unexplained=fitted is None, training=_steps(plan))
-
-
-def _steps(plan: Plan) -> Literal["sgd", "adam"] | None:
-    """Return the optimizer of the client's local steps, None for a gradient."""
-    return None if plan.local.upload == "gradient" else plan.local.opt.name
+        control = _planted(chosen, plan, start, challenge, answer, seeds) if planted else None
+        steps = None if plan.local.upload == "gradient" else plan.local.opt.name
+        return replace(answer, planted=control, unexplained=fitted is None, training=steps)
 
 
 def _device(word: str | torch.device) -> torch.device:
@@ -309,24 +305,11 @@ def _obstacle(attack: Attack, view: View, challenge: Challenge) -> str:
     return "" if readable(attack, view, [challenge]) else f"has no use for a gradient alone; {instead}"
 
 
-@dataclass(frozen=True)
-class BatchQuestion:
-    """The question about a batch. labels: one-hot [B, C] if they are known."""
-
-    batch: int
-    labels: Tensor | None = None
-
-    @property
-    def challenge(self) -> Challenge:
-        """The question in the form that attacks answer."""
-        return Challenge((VICTIM,), self.batch, None if self.labels is None else self.labels[None])
-
-
-def _question(labels: ClassLabels | int | None, batch: int | None, spec: NetSpec) -> BatchQuestion:
+def _challenge(labels: ClassLabels | int | None, batch: int | None, spec: NetSpec) -> Challenge:
     """Return the question about a batch; UsageError: labels are no classes of the network, or not one per example."""
     if labels is None:
-        return BatchQuestion(int_between("batch", 1 if batch is None else batch, 1, MAX_BATCH))
+        return Challenge((VICTIM,), int_between("batch", 1 if batch is None else batch, 1, MAX_BATCH))
     y = one_hot_of(labels, spec.classes)
     if batch is not None and int_between("batch", batch, 1, MAX_BATCH) != len(y):
         raise UsageError(f"batch={shown(batch)} cannot be used; there are {len(y)} labels.")
-    return BatchQuestion(int_between("batch", len(y), 1, MAX_BATCH), y)
+    return Challenge((VICTIM,), int_between("batch", len(y), 1, MAX_BATCH), y[None])

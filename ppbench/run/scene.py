@@ -16,7 +16,6 @@ from ppbench.metrics.modality import modality_in
 from ppbench.metrics.perceptual import feature_network, measurable
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import CellGroup
-from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import Experiment
 from ppbench.run.options import Stage
 from ppbench.run.train import TrainingResult, federation, train
@@ -33,21 +32,26 @@ class Scene(NamedTuple):
 
 def probe_group(experiment: Experiment, group: CellGroup, fed: Federation) -> Scene:
     """Probe the victims of a group and return the scene; its victims' units are () if no client played the role."""
-    config, task = experiment.config, experiment.task
     victims = group_victims(experiment, group)
     acting = acting_of(experiment, group, victims)
-    transcript = probe_victims(config, fed, victims, acting)
-    view = replace(transcript.view(group.threat, own=victims.own), public=task.public)
-    if group.role:
-        victims = victims.playing(group.role, transcript.roles(), config.victims_at(group.batch))
-    return Scene(transcript, view, victims, acting)
+    return probe_victims(experiment, group, fed, victims, experiment.config.victims_at(group.batch), acting)
 
 
 def probe_victims(
-    config: EvaluateConfig, fed: Federation, victims: Victims, acting: Acting | None = None
-) -> Transcript:
-    """Return the transcript of the probe that `config` describes, of clients that hold victims."""
-    return fed.probe(victims.data, config.probe, config.probe_rounds, acting)
+    experiment: Experiment,
+    group: CellGroup,
+    fed: Federation,
+    victims: Victims,
+    count: int,
+    acting: Acting | None = None,
+) -> Scene:
+    """Probe clients that hold victims and return the scene; with a role, of about `count` victims that play it."""
+    config = experiment.config
+    transcript = fed.probe(victims.data, config.probe, config.probe_rounds, acting)
+    view = replace(transcript.view(group.threat, own=victims.own), public=experiment.task.public)
+    if group.role:
+        victims = victims.playing(group.role, transcript.roles(), count)
+    return Scene(transcript, view, victims, acting)
 
 
 def draws_of(experiment: Experiment, group: CellGroup, attack: str, follows: str = "") -> int:

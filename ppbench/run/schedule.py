@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
+from ppbench.base.bars import Bars
 from ppbench.base.errors import PluginError, Unwritable
 from ppbench.base.machine import of_machine
 from ppbench.questions.base import question_of
@@ -20,7 +20,7 @@ from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.report.controls import nothing_to_read
 from ppbench.run.audit.runs import TARGET, PointAudit, Refused
-from ppbench.run.cells import Cell, CellGroup, cells, finished, groups
+from ppbench.run.cells import Cell, CellGroup, cells, groups
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import drafts_of, keep_failed
 from ppbench.run.jobs import OPEN, Done, Executor, Gate, WorkerDied, WorkItem
@@ -77,25 +77,6 @@ def is_redundant(experiment: Experiment, group: CellGroup) -> bool:
     return gates_searches(experiment) and alone and not group.records and not in_first_answer(experiment, group)
 
 
-class Progress(Protocol):
-    """Receives the progress. phase: "training" (steps are rounds) or "attacking" (steps are cells)."""
-
-    def expect(self, phase: str, steps: int) -> None:
-        """Add `steps` to the total of a phase."""
-
-    def advance(self, phase: str, steps: int) -> None:
-        """Report that `steps` more steps of a phase are done."""
-
-    def cell(self, status: str, about: str = "") -> None:
-        """Report how a cell ended: "complete", "diverged" or "failed"; about: defense, attack, stage and batch."""
-
-    def ready(self, records: Sequence[Record]) -> None:
-        """Report that the cells of the first answer have ended, while others still run; not called in a sweep."""
-
-    def say(self, line: str) -> None:
-        """Report a line for people: how a data set was read."""
-
-
 @dataclass(frozen=True)
 class PlannedCells:
     """Cells of one group of one evaluation that are to be computed.
@@ -149,7 +130,7 @@ def is_late(cell: Cell) -> bool:
 
 def unfinished(planned: Sequence[PlannedCells], store: Store) -> list[PlannedCells]:
     """Return the cells of `planned` that `store` does not hold finished: failed ones too, skipped ones not."""
-    left = [replace(w, cells=tuple(c for c in w.cells if not finished(store, c))) for w in planned]
+    left = [replace(w, cells=tuple(c for c in w.cells if not store.finished(c.id))) for w in planned]
     due = {cell.id for one in left if not one.gate for cell in one.cells}
     for part in sorted((w for w in left if w.gate), key=lambda w: bool(w.gate.exact)):  # a gate's own gate comes first
         if part.gate.cells & due or not part.gate.is_closed_in(store):
@@ -242,7 +223,7 @@ class Scheduler:
 
     store: Store
     executor: Executor
-    progress: Progress
+    progress: Bars
     strict: bool
     first: Sequence[str] = ()
     _open: set[str] = field(default_factory=set)
@@ -397,7 +378,7 @@ class Scheduler:
             return  # another job of the training failed before, and all cells with it
         strand.lost = job.group is None
         for one in strand.planned:
-            gone = [c for c in one.cells if (strand.lost or c.id in job.cells) and not finished(self.store, c)]
+            gone = [c for c in one.cells if (strand.lost or c.id in job.cells) and not self.store.finished(c.id)]
             keep_failed(one.experiment, one.group, gone, self.store, reason)
             for _ in gone:
                 self.progress.cell("failed")

@@ -14,20 +14,17 @@ from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import canonical, close_attacks, find, plugins
 from ppbench.base.toml_files import shipped
-from ppbench.claims.check import PAPER_CLAIMS
-from ppbench.records.run_files import keep_salt, salt_of, soundness_of, time_of
+from ppbench.records.run_files import salt_of, soundness_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.report.compare.join import where_of
-from ppbench.report.controls import CONTROLS, Check, check_harness, failures
-from ppbench.report.page.board import up_to_date, write_board
+from ppbench.report.controls import CONTROLS, check_harness, failures
 from ppbench.report.page.boards import defense_sentences, judged_evaluations, standalone_sentences
-from ppbench.report.page.headline import Answer, answer_of
 from ppbench.run.cells import Cell, cells, groups
-from ppbench.run.evaluation import check_experiment, compute
+from ppbench.run.evaluation import RunResult, check_experiment, compute, prepare_results, report_results
 from ppbench.run.executors import make_executor
 from ppbench.run.experiment import Experiment
-from ppbench.run.schedule import PlannedCells, Progress, count_cells, ended_cells, plan_cells, strands, unfinished
+from ppbench.run.schedule import PlannedCells, count_cells, plan_cells, strands, unfinished
 from ppbench.run.suite import Suite, load_suite, salt_if_isolated
 from ppbench.run.task import task_key
 from ppbench.task.dataset import default_root
@@ -48,26 +45,12 @@ FILTERS: Mapping[str, Callable[[CellConfig], str]] = {
 """Keys that select cells, each with its value in a cell's configuration."""
 
 
-@dataclass(frozen=True)
-class SweepResult:
-    """The result of a sweep into folder `out`: its cells, the verdicts, the summary; computed: cells that ran now."""
+@dataclass(frozen=True, kw_only=True)
+class SweepResult(RunResult):
+    """The result of a sweep, with the verdicts."""
 
     suite: Suite
-    records: tuple[Record, ...]
     verdict: tuple[str, ...]
-    answer: Answer
-    out: Path
-    computed: int
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """The checks of the harness: the controls of each evaluation, and the self-test."""
-        return self.answer.trust.checks
-
-    @property
-    def reliable(self) -> bool:
-        """Whether something can be concluded: see `Trust.reliable`."""
-        return self.answer.trust.reliable
 
     @property
     def failed(self) -> tuple[Record, ...]:
@@ -154,10 +137,9 @@ def _beside(one: PlannedCells) -> bool:
 
 
 def _is_selected(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether filters keep a cell. Controls stay whichever defense is selected: they vouch for the rest."""
-    config: CellConfig = cell.config
-    free = ("defense", "control") if config.defense.id in CONTROLS else ()
-    return all(key in free or FILTERS[key](config) in values for key, values in only.items())
+    """Return whether filters keep a cell."""
+    config = cell.config
+    return all(_ignores_filter(config, key) or FILTERS[key](config) in values for key, values in only.items())
 
 
 @computing()
@@ -175,7 +157,7 @@ def sweep(
     device: str = "cpu",
     tf32: bool = False,
     isolate: bool | None = None,
-    progress: Progress | None = None,
+    progress: Bars | None = None,
     command: str = "",
 ) -> SweepResult:
     """Compute every cell of a suite that `out` does not hold, and write the board; an interrupted sweep resumes.
@@ -195,30 +177,19 @@ def sweep(
         loaded = load_suite(loaded, preset, add=add, dataset=dataset, device=device, tf32=tf32, isolate=isolate)
     bars = progress or Bars(quiet=True)
     executor = make_executor(engine, workers, partial(bars.advance, "training"), address, device)
-    sweep_plan = plan_sweep(loaded, default_out(loaded) if out is None else out, only)
-    store = _prepared(sweep_plan)
-    computed = compute(sweep_plan.cells, sweep_plan.todo, store, executor, bars, strict=False, command=command)
-    if computed or not up_to_date(store, PAPER_CLAIMS):
-        write_board(store, PAPER_CLAIMS)
-    return _result(loaded, sweep_plan)
+    planned = plan_sweep(loaded, default_out(loaded) if out is None else out, only)
+    prepare_results(planned.store, next((config.salt for config in planned.suite.configs), ""))
+    computed = compute(planned.cells, planned.todo, planned.store, executor, bars, strict=False, command=command)
+    return _result(loaded, planned, computed)
 
 
-def _prepared(planned: SweepPlan) -> Store:
-    """Make the folder of results ready, with its secret if there is one; return its store."""
-    planned.store.prepare()
-    keep_salt(planned.store.out, next((config.salt for config in planned.suite.configs), ""))
-    planned.store.sweep()
-    return planned.store
-
-
-def _result(suite: Suite, planned: SweepPlan) -> SweepResult:
-    """Return the result of a sweep that has ended, from its folder."""
-    store = planned.store
-    records = tuple(store.load(cell) for cell in ended_cells(planned.cells, store))
-    harness = check_harness(soundness_of(store))
-    verdict = standalone_sentences(defense_sentences(judged_evaluations(list(records), harness.ok is not False)))
-    answer = answer_of(records, harness, partial(time_of, store.out))
-    return SweepResult(suite, records, tuple(verdict), answer, store.out, count_cells(planned.todo))
+def _result(suite: Suite, planned: SweepPlan, computed: bool) -> SweepResult:
+    """Return the result of a sweep that has ended; computed: whether anything was."""
+    store, count = planned.store, count_cells(planned.todo)
+    records, answer = report_results(store, planned.cells, computed)
+    sound = check_harness(soundness_of(store)).ok is not False
+    verdict = tuple(standalone_sentences(defense_sentences(judged_evaluations(records, sound))))
+    return SweepResult(suite=suite, records=records, verdict=verdict, answer=answer, out=store.out, computed=count)
 
 
 def default_out(suite: Suite) -> Path:
@@ -314,7 +285,7 @@ def _key(config: CellConfig) -> Hashable:
 
 
 def _ignores_filter(config: CellConfig, key: str) -> bool:
-    """Return whether a filter does not apply to a cell: controls stay whichever defense is selected."""
+    """Return whether a filter does not apply to a cell: controls vouch for whichever defense is selected, and stay."""
     return config.defense.id in CONTROLS and key in ("defense", "control")
 
 

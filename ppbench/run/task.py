@@ -69,12 +69,6 @@ class Task:
         return self._galleries[network]
 
 
-def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
-    """Return the public plan that `config` describes on `dataset`."""
-    spec = net_spec(config.model, dataset.shape, dataset.classes, config.model_options)
-    return replace(plan_on(config, spec, dataset.data_range, dataset.columns), kind=dataset.named_kind)
-
-
 def plan_on(
     config: EvaluateConfig, spec: NetSpec, data_range: tuple[float, float], columns: Columns | None = None
 ) -> Plan:
@@ -115,7 +109,8 @@ def task_of(key: str) -> Task:
     config = EvaluateConfig.model_validate_json(key)
     seeds = Seeds(config.seed, config.salt)
     dataset = _dataset(config.dataset, seeds.seed("data"))
-    plan = make_plan(config, dataset)
+    spec = net_spec(config.model, dataset.shape, dataset.classes, config.model_options)
+    plan = replace(plan_on(config, spec, dataset.data_range, dataset.columns), kind=dataset.named_kind)
     check_fit(dataset, plan)
     _check_room(dataset, config)
     public, rest = _split_public(dataset, config.public, seeds)

@@ -66,11 +66,6 @@ def chance_ceiling(task: Task) -> float:
     return clopper_pearson(commonest_count(task), len(task.test.x)).high or 0.0
 
 
-def is_retried(defense: str) -> bool:
-    """Return whether a collapsed training under a defense is repeated; those of controls are not."""
-    return defense not in CONTROLS
-
-
 def task_of_attempt(task: Task, attempt: int) -> Task:
     """Return the task with the seeds and the initial model of a training: 0 is the cell's own, others derive from it.
 
@@ -160,16 +155,16 @@ def train(
     A checkpoint appears whole or not at all. A training that collapsed is repeated with other seeds, except for
     controls; if all collapse, the first counts.
     """
-    home, name = home_of(experiment, point, cache), point.defense.name
+    home, retried = home_of(experiment, point, cache), point.defense.name not in CONTROLS
     if is_trained(home):
         try:
             fed, kept = kept_training(experiment, point, cache)
-            if kept.utility.collapsed or not (is_retried(name) and at_chance(kept.utility, experiment.task)):
+            if kept.utility.collapsed or not (retried and at_chance(kept.utility, experiment.task)):
                 return fed, kept
         except (UsageError, ValueError, OSError) as damage:
             warnings.warn(f"The cached training {home} cannot be used ({damage}); it is done again.", stacklevel=2)
     fed, result = first = _train_once(experiment, point, 0, cache, after)
-    if is_retried(name) and at_chance(result.utility, experiment.task):
+    if retried and at_chance(result.utility, experiment.task):
         fed, result = _retrain(experiment, point, cache, first)
 
     def write(draft: Path) -> None:
@@ -203,10 +198,10 @@ def _train_once(
     taken = client_cost(fed, task.params)
     if taken.time is not None and attempt == 0:
         save_time(cache.parent, home_of(experiment, point, cache).name, taken.time)
-    curve: list[tuple[int, float]] = []
+    curve, measured = list[tuple[int, float]](), measured_rounds(rounds)
 
     def watch(round_: int) -> None:
-        if round_ % max(1, rounds // 10) == 0 or round_ == rounds:
+        if round_ in measured:
             figure = curve_figure(fed, task)
             if math.isfinite(figure):
                 curve.append((round_, figure))
@@ -215,6 +210,12 @@ def _train_once(
 
     finished = fed.run(rounds, watch)
     return fed, figures_of(fed, task, curve, finished, taken.memory_peak)
+
+
+def measured_rounds(last: int) -> list[int]:
+    """Return the rounds after which a training up to round `last` is measured: ten or so, the last among them."""
+    step = max(1, last // 10)
+    return sorted({*range(step, last + 1, step), last})
 
 
 SquaredError = tuple[float, float | None, float | None]

@@ -138,19 +138,14 @@ def shards_of(shards: Iterable[Shard] | Any, kind: str = "shards") -> list[tuple
     one = isinstance(shards, Dataset | DataLoader)
     one = one or (isinstance(shards, tuple) and len(shards) == 2 and not any(_is_shard(part) for part in shards))
     if one:
-        raise UsageError(
-            f"The {kind} are those of one client ({_called(shards)}); give a list, with one entry per client."
-        )
+        called = "inputs and labels" if isinstance(shards, tuple) else f"a {type(shards).__name__}"
+        raise UsageError(f"The {kind} are those of one client ({called}); give a list, with one entry per client.")
     if isinstance(shards, str | bytes | Mapping | Tensor | np.ndarray) or not isinstance(shards, Iterable):
         raise UsageError(f"The {kind} are {describe_value(shards)}; {right}.")
     listed = list(shards)
     if not listed:
         raise UsageError(f"There are no {kind}; {right}.")
     return [_pair(client, shard) for client, shard in enumerate(listed)]
-
-
-def _called(value: Any) -> str:
-    return "inputs and labels" if isinstance(value, tuple) else f"a {type(value).__name__}"
 
 
 def _is_shard(value: Any) -> bool:

@@ -44,7 +44,15 @@ from ppbench.run.experiment import Experiment, make_defense
 from ppbench.run.scene import Scene, probe_group, yardstick_of
 from ppbench.run.sweep import local_dataset, missing_cells
 from ppbench.run.task import Task
-from ppbench.run.train import TrainingResult, curve_figure, federation, is_trained, kept_training, load_trained
+from ppbench.run.train import (
+    TrainingResult,
+    curve_figure,
+    federation,
+    is_trained,
+    kept_training,
+    load_trained,
+    measured_rounds,
+)
 from ppbench.verification import Findings, examine, not_checked
 
 MAX_BUILT = 1_000_000
@@ -191,9 +199,15 @@ def _compare(
 ) -> None:
     """Note a problem if a record does not state its mechanism's guarantee."""
     pairs = zip(stated, guarantee or (None, None), strict=True)
-    if not all(a is b if a is None or b is None else isclose(a, b, rel_tol=EPSILON_TOLERANCE) for a, b in pairs):
+    if not all(_agree(*pair, EPSILON_TOLERANCE) for pair in pairs):
         words = "none" if guarantee is None else f"({guarantee[0]:.6g}, {guarantee[1]:.6g})"
         notes.wrong(record, f"{what} is ({stated[0]}, {stated[1]}), its mechanism's guarantee {words}")
+
+
+def _agree(stated: float | None, computed: float | None, relative: float, absolute: float = 0.0) -> bool:
+    if stated is None or computed is None:
+        return stated is computed
+    return isclose(stated, computed, rel_tol=relative, abs_tol=absolute)
 
 
 @lru_cache(maxsize=256)
@@ -253,15 +267,12 @@ def _inquiry(record: Record, defense: Defense, task: Task, victims: Victims | No
     if victims is None:
         threat = threat_model(config.threat_model.id)
         draw = partial(choose_candidates, task.shards, task.test, config.victims, task.seeds, threat)
-        outputs = partial(_zeros, config.model.classes)
-        return question.of_model(TargetModel(task.test, config.victims, outputs, draw))
+        classes = config.model.classes
+        model = TargetModel(task.test, config.victims, lambda x: torch.zeros(len(x), classes).double(), draw)
+        return question.of_model(model)
     view = Transcript(task.plan, defense, (), ()).view(config.threat_model.id, own=victims.own)
     nobody = cast(Any, None)  # no attack is run
     return question.of_probe(Probe(nobody, view, victims, task.seeds, task.test))
-
-
-def _zeros(classes: int, x: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(len(x), classes, dtype=torch.float64)
 
 
 def _empty_guesses(inquiry: Inquiry, config: CellConfig) -> list[Guess]:
@@ -313,20 +324,13 @@ def _seen(recognition: Any) -> tuple[object, ...]:
 
 
 # -- trainings ---------------------------------------------------------------------------------------------------------
-def measured_rounds(config: CellConfig) -> list[int]:
-    """Return the rounds after which a training that ended is measured: ten or so, the last among them."""
-    last = config.federation.rounds
-    step = max(1, last // 10)
-    return [last] if config.audit is not None else sorted({*range(step, last + 1, step), last})
-
-
 def _trainings(store: Store, records: Sequence[Record], notes: _Notes) -> None:
     """Compare trainings with the cache, as far as it still holds them whole, and their accuracy with its models'."""
     trainings = dict[str, list[Record]]()
     for record in records:
-        rounds = [number for number, _ in record.utility.curve]
-        if record.utility.accuracy is not None and rounds != measured_rounds(record.config):
-            last = record.config.federation.rounds
+        rounds, last = [number for number, _ in record.utility.curve], record.config.federation.rounds
+        expected = measured_rounds(last) if record.config.audit is None else [last]
+        if record.utility.accuracy is not None and rounds != expected:
             notes.wrong(record, f"utility.curve is at rounds {rounds}; a training of {last} is measured at others")
         if record.config.audit is None and record.status != "failed":
             trainings.setdefault(training_of(record), []).append(record)
@@ -462,15 +466,9 @@ def _compare_evidence(record: Record, scored: Scored, notes: _Notes) -> None:
     for score in image_scores(record):
         for name in ("at_truth", "ratio"):
             stated, computed = getattr(score, name), getattr(made[score.place], name)
-            same = (
-                stated is computed
-                if None in (stated, computed)
-                else isclose(stated, computed, rel_tol=EVIDENCE_TOLERANCE, abs_tol=EPSILON_TOLERANCE)
-            )
-            if not same:
-                notes.wrong(
-                    record, f"{name} of victim {score.place} is {stated}, its upload made again gives {computed}"
-                )
+            if not _agree(stated, computed, EVIDENCE_TOLERANCE, EPSILON_TOLERANCE):
+                victim = f"{name} of victim {score.place}"
+                notes.wrong(record, f"{victim} is {stated}, its upload made again gives {computed}")
                 return
     stated, raised = ({flag.code for flag in flags} & {*OF_EVIDENCE} for flags in (record.flags, scored.flags))
     for code in sorted(raised - stated):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.adversary.attack import Challenge
 from ppbench.adversary.victims import Candidates
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
@@ -125,12 +124,6 @@ class Population:
                 torch.cat([data.x[:rest], x[mine[client]]]), torch.cat([data.y[:rest], y[mine[client]]])
             )
         return shards
-
-    def tracing(self) -> tuple[Challenge, Tensor]:
-        """Return the question of who holds each member, and the owners [members] int64, for the scorer alone."""
-        inside = self.keep[0]
-        x, labels = self.candidates.x[inside], self.candidates.labels[inside]
-        return Challenge((), 1, x=x, labels=labels), self.owner[inside]
 
 
 def populate(experiment: Experiment) -> Population:

@@ -171,7 +171,7 @@ class Recorder:
         final = [replace(letter, round=fed.round + 1) for letter in fed.release().mail]
         mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail + final]
         states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
-        tree.save_tree(_once((mail, states)), path)
+        tree.save_tree(with_shared_tensors((mail, states)), path)
 
 
 def spaced_rounds(last: int, count: int) -> tuple[int, ...]:
@@ -194,8 +194,8 @@ def _size(trees: list[Tree]) -> int:
     return nbytes(list({id(leaf): leaf for one in trees for leaf in leaves(one)}.values()))
 
 
-def _once(value: Tree) -> Tree:
-    """Return `value` with tensors of equal bytes made one object: a broadcast equals the state that it came from."""
+def with_shared_tensors(value: Tree) -> Tree:
+    """Return `value` with equal tensors made one object, which files hold once: every client receives the model."""
     seen: dict[tuple[object, ...], Tensor] = {}
 
     def first(leaf: Tensor) -> Tensor:
@@ -221,6 +221,13 @@ MEMORY = 2**30
 MOST_AT_ONCE = {"cpu": 8, "cuda": 64}
 """Most concurrent reference runs: so many are lost when a run is killed."""
 TARGET, TARGET_FILE = range(1), "target.json"
+PUBLIC_REFERENCES = "references_public", "the reference runs were trained on public examples and the kept candidates"
+SAME_BASE_REFERENCES = (
+    "references_same_base",
+    "the reference runs were trained on the target's own other records and the kept candidates: the adversary knows "
+    "all",
+)
+"""Code and words of the flag that says on what the references were trained."""
 
 
 class Refused(UsageError):
@@ -362,6 +369,78 @@ class PointAudit:
                 results.append(unpacked_with_digest(self.path(part)))
         return {name: torch.cat([one[name] for one in results]) for name in results[0]} if results else {}
 
+    # -- the attacks' input once the audit is complete: views of the target, and challenges with references --
+    @property
+    def candidates(self) -> Candidates:
+        """The truth about the candidates, for the scorer."""
+        return self.population.candidates
+
+    def view(self, threat: ThreatModel | str) -> View:
+        """Return the view of `threat`: a client's is the delivered model, others add the mail of all kept rounds.
+
+        Raises Refused: the view of other clients than the audit's own, whose states are not kept.
+        """
+        threat = threat_model(threat)
+        if not has_view(threat):
+            raise Refused(f"An audit keeps no clients' states, so it has no view of {threat}; leave it out.")
+        fed = self.restore()
+        if not threat.sees_uploads:
+            view = fed.release().view(threat, own=((-1, self.population.shards(0)[ADVERSARY]),))
+        else:
+            view = load_recorded(fed, self.target_folder / "rounds.safetensors").view(threat)
+        return replace(view, public=self.experiment.task.public)
+
+    @cached_property
+    def references(self) -> tuple[References | None, int]:
+        """The reference runs, or None, and how many were left out: each that diverged, with its complement."""
+        answers, others = self.answers(), self.population.others
+        if not answers:
+            return None, 0
+        pairs = answers["finished"].view(-1, 2).all(1).repeat_interleave(2)
+        dropped = int((~pairs).sum())
+        if not pairs.any():
+            return None, dropped
+        outputs, population = answers["outputs"][pairs], answers["population"][pairs]
+        keep = self.population.keep[1:][pairs]
+        return References(keep, outputs, others.y.clone(), others.x.clone(), population), dropped
+
+    def challenges(self) -> list[Challenge]:
+        """Return the membership questions about either half, with the references."""
+        references, _ = self.references
+        return [self.candidates.challenge(half, references) for half in (0, 1)]
+
+    def tracing(self) -> tuple[Challenge, Tensor]:
+        """Return the question of who holds each member, and the owners [members] int64, for the scorer alone."""
+        inside = self.population.keep[0]
+        x, labels = self.candidates.x[inside], self.candidates.labels[inside]
+        return Challenge((), 1, x=x, labels=labels), self.population.owner[inside]
+
+    @cached_property
+    def noticed(self) -> tuple[Flag, ...]:
+        """A flag if clients behave otherwise because they hold canaries."""
+        average = torch.tensor([family == AVERAGE for family in self.candidates.family])
+        keep = self.population.keep & average
+        return audit_flags(self.restore(), replace(self.population, keep=keep).shards(0))
+
+    def flags(self) -> tuple[Flag, ...]:
+        """Return what a reader must know about the audit."""
+        config, flags = self.experiment.config, [*self.noticed]
+        references, dropped = self.references
+        if references is not None:
+            code, detail = PUBLIC_REFERENCES if self.population.public else SAME_BASE_REFERENCES
+            flags.append(Flag(code=code, severity="info", detail=detail))
+        if dropped:
+            detail = f"{dropped} of {config.references} reference runs were left out: they or their pairs diverged"
+            flags.append(Flag(code="references_diverged", severity="warning", detail=detail))
+        target = self.target
+        if target is not None and 0 < len(target.rounds) < config.rounds:
+            detail = f"the mail of {len(target.rounds)} evenly spaced rounds of {config.rounds} was kept"
+            flags.append(Flag(code="rounds_thinned", severity="info", detail=detail))
+        if config.canary_clients:
+            detail = f"{config.canary_clients} clients whose gradients are random directions took part in the target"
+            flags.append(Flag(code="canary_clients", severity="info", detail=detail))
+        return tuple(flags)
+
 
 def _train_target(audit: PointAudit, after: Callable[[int], None] | None) -> None:
     fed, task, last = audit.start(0), audit.experiment.task, audit.experiment.config.rounds
@@ -419,98 +498,3 @@ def _train_references(audit: PointAudit, part: range, after: Callable[[int], Non
     for values in answers.values():
         values[~good] = torch.nan
     return {"finished": good, **answers}
-
-
-# -- The attacks' input in an audit: views of the target, and challenges with references --
-
-PUBLIC_REFERENCES = "the reference runs were trained on public examples and the kept candidates"
-SAME_BASE_REFERENCES = (
-    "the reference runs were trained on the target's own other records and the kept candidates: the adversary knows all"
-)
-
-
-@dataclass(frozen=True)
-class Questions:
-    """The questions of an audit that is complete."""
-
-    audit: PointAudit
-
-    @property
-    def candidates(self) -> Candidates:
-        """The truth about the candidates, for the scorer."""
-        return self.audit.population.candidates
-
-    @property
-    def clients(self) -> CanaryClients:
-        """The canary clients, with the truth about them. Raises Refused: there are none."""
-        return self.audit.clients
-
-    def view(self, threat: ThreatModel | str) -> View:
-        """Return the view of `threat`: a client's is the delivered model, others add the mail of all kept rounds.
-
-        Raises Refused: the view of other clients than the audit's own, whose states are not kept.
-        """
-        audit, threat = self.audit, threat_model(threat)
-        if not has_view(threat):
-            raise Refused(f"An audit keeps no clients' states, so it has no view of {threat}; leave it out.")
-        fed = audit.restore()
-        if not threat.sees_uploads:
-            transcript = fed.release()
-            view = transcript.view(threat, own=((-1, audit.population.shards(0)[ADVERSARY]),))
-        else:
-            view = load_recorded(fed, audit.target_folder / "rounds.safetensors").view(threat)
-        return replace(view, public=audit.experiment.task.public)
-
-    @cached_property
-    def references(self) -> tuple[References | None, int]:
-        """The reference runs, or None, and how many were left out: each that diverged, with its complement."""
-        all_answers, population = self.audit.answers(), self.audit.population
-        if not all_answers:
-            return None, 0
-        pairs = all_answers["finished"].view(-1, 2).all(1).repeat_interleave(2)
-        dropped = int((~pairs).sum())
-        if not pairs.any():
-            return None, dropped
-        keep = population.keep[1:][pairs]
-        outputs, answers = all_answers["outputs"][pairs], all_answers["population"][pairs]
-        others = population.others
-        return References(keep, outputs, others.y.clone(), others.x.clone(), answers), dropped
-
-    def challenges(self) -> list[Challenge]:
-        """Return the membership questions about either half, with the references."""
-        references, _ = self.references
-        return [self.candidates.challenge(half, references) for half in (0, 1)]
-
-    def tracing(self) -> tuple[Challenge, Tensor]:
-        """Return the question of who holds each member, and the owners, for the scorer."""
-        return self.audit.population.tracing()
-
-    @cached_property
-    def noticed(self) -> tuple[Flag, ...]:
-        """A flag if clients behave otherwise because they hold canaries."""
-        population = self.audit.population
-        average = torch.tensor([family == AVERAGE for family in population.candidates.family])
-        return audit_flags(self.audit.restore(), replace(population, keep=population.keep & average).shards(0))
-
-    def flags(self) -> tuple[Flag, ...]:
-        """Return what a reader must know about the audit."""
-        audit, config, flags = self.audit, self.audit.experiment.config, [*self.noticed]
-        references, dropped = self.references
-        if references is not None:
-            code, detail = (
-                ("references_public", PUBLIC_REFERENCES)
-                if audit.population.public
-                else ("references_same_base", SAME_BASE_REFERENCES)
-            )
-            flags.append(Flag(code=code, severity="info", detail=detail))
-        if dropped:
-            detail = f"{dropped} of {config.references} reference runs were left out: they or their pairs diverged"
-            flags.append(Flag(code="references_diverged", severity="warning", detail=detail))
-        target = audit.target
-        if target is not None and 0 < len(target.rounds) < config.rounds:
-            detail = f"the mail of {len(target.rounds)} evenly spaced rounds of {config.rounds} was kept"
-            flags.append(Flag(code="rounds_thinned", severity="info", detail=detail))
-        if config.canary_clients:
-            detail = f"{config.canary_clients} clients whose gradients are random directions took part in the target"
-            flags.append(Flag(code="canary_clients", severity="info", detail=detail))
-        return tuple(flags)
