@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -74,6 +75,7 @@ class _Caught(BaseException):
 class FlowerDefense(Defense):
     """A Flower strategy with client mods as a defense."""
 
+    version: ClassVar[str] = f"1+flwr{metadata.version('flwr')}"
     sends: ClassVar[Literal["weights"]] = "weights"
     mappable: ClassVar[bool] = False
     everybody: ClassVar[bool] = True  # a strategy chooses clients itself

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +44,9 @@ from ppbench.federation.wire import MAX_EXAMPLES, Model
 JOB, SERVER, TASK = "ppbench", "server", "train"
 Arrays = dict[str, Any]
 """Weights, or their changes, by name: NumPy arrays."""
+RETURN_FORM = "it must give a list of NVFlare's Filters"
+running_nvflare = partial(seeded_run, "nvflare")
+"""Runs NVFlare's code in a block, see `seeded_run`."""
 
 
 class _Nobody:
@@ -57,11 +61,6 @@ class FilterResult(NamedTuple):
 
     arrays: Arrays
     meta: Mapping[str, Any]
-
-
-def running_nvflare(who: str, *seed: int) -> AbstractContextManager[None]:
-    """Run NVFlare's code as `seeded_run` does."""
-    return seeded_run("nvflare", who, *seed)
 
 
 def site_name(client: int) -> str:
@@ -158,6 +157,7 @@ class FilteredChange:
 class NVFlareDefense(Defense):
     """A list of NVFlare's filters as a defense."""
 
+    version: ClassVar[str] = f"1+nvflare{metadata.version('nvflare')}"
     sends: ClassVar[Literal["weights"]] = "weights"
     kin: ClassVar[str] = "ppdl"
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -178,13 +178,13 @@ class NVFlareDefense(Defense):
     def _made(self) -> list[Filter]:
         with as_usage_error(), running_nvflare(description(self), 0):
             filters = self.filters()
-        if not isinstance(filters, list | tuple) or not all(isinstance(part, Filter) for part in filters):
-            wrong = (
-                next((part for part in filters if not isinstance(part, Filter)), None) if _is_list(filters) else filters
-            )
-            article = "a list with " if _is_list(filters) else ""
-            name = one_line(type(wrong).__name__, 60)
-            raise UsageError(f"Defense {self.name!r} gave {article}{name}; it must give a list of NVFlare's Filters.")
+        if not isinstance(filters, list | tuple):
+            kind = one_line(type(filters).__name__, 60)
+            raise UsageError(f"Defense {self.name!r} gave {kind}; {RETURN_FORM}.")
+        for part in filters:
+            if not isinstance(part, Filter):
+                kind = one_line(type(part).__name__, 60)
+                raise UsageError(f"Defense {self.name!r} gave a list with {kind}; {RETURN_FORM}.")
         return list(filters)
 
     # -- the server ----------------------------------------------------------------------------------------------
@@ -277,7 +277,3 @@ def _array(value: Tensor) -> Any:
 
 def _change(exchange: Exchange) -> Params | None:
     return exchange.answer.change if isinstance(exchange.answer, FilteredChange) else None
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
