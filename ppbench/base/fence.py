@@ -111,14 +111,6 @@ def _adapter(factory: type) -> TypeAdapter[Any]:
     return TypeAdapter(factory)
 
 
-def _made(factory: type, parameters: Mapping[str, ParameterValue]) -> tuple[Any, ValidationError | None]:
-    """Return an instance and None, or None and the error about the user's `parameters`."""
-    try:
-        return _adapter(factory).validate_python(dict(parameters)), None
-    except ValidationError as refusal:
-        return None, refusal
-
-
 def _check_booleans(kind: str, name: str, parameters: Mapping[str, ParameterValue], fields: Mapping[str, Any]) -> None:
     """Raise UsageError for True or False in place of a number: pydantic reads them as 1 and 0."""
     for key, value in parameters.items():
@@ -165,8 +157,9 @@ def _instance(
         raise UsageError(
             f"The {kind} {name!r} refuses {not_finite[0]}={shown(parameters[not_finite[0]])}: it must be finite."
         )
-    instance, refusal = _made(factory, parameters)
-    if refusal is not None:
+    try:
+        instance = _adapter(factory).validate_python(dict(parameters))
+    except ValidationError as refusal:
         first = refusal.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         parameter = f"{where}={shown(first['input'])}" if where else "its parameters"

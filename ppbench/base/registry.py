@@ -23,7 +23,7 @@ from ppbench.base.errors import PluginError, Stopped, UsageError, one_line, show
 from ppbench.base.import_guard import PACKAGE, error_text, interrupts, place, restored_process
 from ppbench.base.installation import DISTRIBUTION as DISTRIBUTION
 from ppbench.base.installation import HOME, fault
-from ppbench.base.startup_code import close_packages, open_package
+from ppbench.base.startup_code import close_packages, normalized, open_package
 from ppbench.base.version import __version__
 from ppbench.base.vision import importable
 
@@ -92,9 +92,7 @@ def _raw(group: str) -> Iterable[metadata.EntryPoint]:
         for dist in metadata.distributions():
             try:
                 own_entries = [entry for entry in dist.entry_points if entry.group == group]
-                by_distribution.setdefault(
-                    re.sub(r"[-_.]+", "-", dist.name).lower(), own_entries
-                )  # the first on the path
+                by_distribution.setdefault(normalized(dist.name), own_entries)  # the first on the path
             except Exception as cause:  # noqa: BLE001
                 _unreadable(str(getattr(dist, "_path", "?")), error_text(cause))
         return [entry for own_entries in by_distribution.values() for entry in own_entries]

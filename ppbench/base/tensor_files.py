@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, because
@@ -26,8 +26,6 @@ def named_tensors(path: Path) -> Mapping[str, Any]:
     """Return the named tensors of a .safetensors file or a torch checkpoint (UsageError: it cannot be read as one)."""
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             return load_file(path)
         with warnings.catch_warnings():  # torch warns about files of other libraries
             warnings.simplefilter("ignore")

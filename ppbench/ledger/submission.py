@@ -22,6 +22,7 @@ from ppbench.base.device import processor
 from ppbench.base.errors import UsageError, first_fault, shown
 from ppbench.base.machine import GIB, memory
 from ppbench.base.registry import ADDRESSED, DISTRIBUTION, GROUP_NOUNS, Plugin, PluginGroup, find
+from ppbench.base.startup_code import installed, required
 from ppbench.base.version import __version__
 from ppbench.ledger.form import ShownLine, ShownWord
 from ppbench.records.archive import SUBMISSION, Files
@@ -208,7 +209,8 @@ def _home(plugin: Plugin) -> Path:
 
 def this_machine(packages: Iterable[str] = ()) -> Machine:
     """Return the description of this machine; packages: submitted ones, whose requirements are included."""
-    names = {*FIGURE_PACKAGES, *(name for package in packages for name in _required(package))} - {DISTRIBUTION}
+    submitted = [dist for package in packages if (dist := installed(package)) is not None]
+    names = {*FIGURE_PACKAGES, *(name for dist in submitted for name in required(dist, extras=False))} - {DISTRIBUTION}
     versions = [(name, _version(name)) for name in sorted(names)]
     return Machine(
         ppbench=__version__,
@@ -221,18 +223,6 @@ def this_machine(packages: Iterable[str] = ()) -> Machine:
         memory=f"{memory() / GIB:.1f} GiB",
         packages=tuple(Package(name=name, version=version) for name, version in versions if version),
     )
-
-
-def _required(package: str) -> Iterator[str]:
-    """Yield the names of a package's unconditional requirements; nothing without readable metadata."""
-    try:
-        requirements = metadata.requires(package) or []
-    except Exception:  # noqa: BLE001 - another package's metadata may be unreadable
-        requirements = []
-    for text in requirements:
-        named = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", text)
-        if named is not None and "extra" not in text.partition(";")[2]:
-            yield re.sub(r"[-_.]+", "-", named[0]).lower()
 
 
 def _version(name: str) -> str:
