@@ -46,7 +46,6 @@ def named_tensors(path: Path) -> Mapping[str, Any]:
 # and of itself. Digests detect damage, not forgery: whoever can write a cache can also write its digests.
 
 DIGEST_ENTRY = "ppbench.sha256"
-_CHUNK = 1 << 20
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
@@ -128,8 +127,4 @@ def _body_digest(body: Mapping[str, Any]) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()

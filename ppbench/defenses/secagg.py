@@ -42,11 +42,7 @@ class SecureAggregation(PairedDefense):
     )
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"schedule": "parallel"} for name in ("quick", "paper")}
     epsilon_reason: ClassVar[str] = "there is no noise; the server reads the exact sum of the cohort's updates"
-
-    @property
-    def sums(self) -> bool:
-        """Return that only sums can be read."""
-        return True
+    sums = True
 
     def upload(self, ctx: Context, me: secagg.PairKeys, result: Params) -> Tree:
         """Return N_k / N times the update in fixed point, masked, int64 (Overflow)."""

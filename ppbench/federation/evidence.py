@@ -298,6 +298,17 @@ class Shared:
             self.known[id(model), shares] = _weighted_mean(simulate, shares) if shares else simulate
         return self.known[id(model), shares]
 
+    def mean(
+        self, unit: tuple[Slot, ...], observed: Params, params: Params, shares: Sequence[float], channel: str
+    ) -> Evidence:
+        """Return evidence from a mean gradient of `unit` at `params`; shares: of its slots, in order, 1 together.
+
+        The mean of equal batches is the gradient of all of them together; an unequally weighted one is none.
+        """
+        equal = max(shares) - min(shares) < 1e-12
+        simulate = self.at(params, () if equal else tuple(shares))
+        return Evidence(unit, observed, simulate, params if equal else None, channel=channel)
+
 
 def _weighted_mean(simulate_slot: Simulate, shares: tuple[float, ...]) -> Simulate:
     def simulate(x: Tensor, y: Tensor) -> Params:

@@ -152,11 +152,7 @@ class Secure(FlowerDefense):
     """A workflow of secure aggregation, with its client mods, as a defense."""
 
     epsilon_reason = "there is no noise but the rounding's; the server reads the sum of the cohort's weights"
-
-    @property
-    def sums(self) -> bool:
-        """Return that only sums of weights can be read."""
-        return True
+    sums = True
 
     def _secured(self, plan: Plan) -> Secured:
         with self.making():

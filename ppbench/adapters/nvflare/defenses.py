@@ -68,10 +68,6 @@ class NVFlareFedAvg(NVFlareDefense):
     kin: ClassVar[str] = ""
     epsilon_reason: ClassVar[str] = "federated averaging adds nothing"
 
-    def filters(self) -> list[Filter]:
-        """Return no filters."""
-        return []
-
 
 @dataclass(frozen=True)
 class Percentile(NVFlareDefense):
@@ -223,10 +219,6 @@ class Encrypted(NVFlareDefense):
     name: ClassVar[str] = "nvflare:stock/he_partial"
     epsilon_reason: ClassVar[str] = "encryption adds nothing, and the other variables are sent as they are"
 
-    def filters(self) -> list[Filter]:
-        """Return no filters: the encryption is simulated."""
-        return []
-
     def check(self, plan: Plan) -> None:
         """As the base class; also refuse an expression that matches no variable, as the filter does, or all of them."""
         super().check(plan)
@@ -285,17 +277,16 @@ class Encrypted(NVFlareDefense):
 
     def _opened(self, view: View, exchange: Exchange) -> FilteredChange | None:
         """Return a decrypted upload: all other clients' keys remove its mask; None if the view lacks one's."""
-        upload, ctx = exchange.answer, Context(view.plan, exchange.round, view.session(exchange), 0, torch.Generator())
-        others = [client for client in range(view.plan.clients) if client != exchange.slot.client]
-        states = {c: state for c in others if isinstance(state := view.state_at(exchange, c), KeyHolder)}
-        if not isinstance(upload, EncryptedChange) or len(states) < len(others):
+        upload, everybody = exchange.answer, range(view.plan.clients)
+        if not isinstance(upload, EncryptedChange):
             return None
-        ring = upload.words.cpu()
-        for other, state in states.items():
-            ring = ring + secagg.zero_sum(state.keys, replace(ctx, party=other), ENCRYPTION_PURPOSE, len(ring))
+        count = len(upload.words)
+        masks = secagg.others_masks(view, exchange, everybody, lambda state: state.keys, ENCRYPTION_PURPOSE, count)
+        if masks is None:
+            return None
         params = exchange.request.params
         layout = Layout.of({n: params[n] for n in matched(self, "encrypt_layers", view.plan)})
-        hidden = layout.unpack(secagg.from_ring(ring, BITS) / int(upload.steps))
+        hidden = layout.unpack(secagg.from_ring(upload.words.cpu() + masks, BITS) / int(upload.steps))
         whole = {**hidden, **upload.change}
         return FilteredChange({name: whole[name] for name in params}, upload.steps, upload.meta)
 

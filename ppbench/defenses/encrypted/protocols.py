@@ -164,7 +164,7 @@ class HybridAlpha(ReducedNoise):
 
     def ciphering(self, plan: Plan) -> Ciphering:
         """Return the encryption of a round; only the server decrypts."""
-        return functional("mife", plan.clients, self.values(plan))
+        return functional(plan.clients, self.values(plan))
 
     def upload(self, ctx: Context, me: secagg.PairKeys, result: Tree) -> Ciphertext:
         """Return the encrypted share of the update (Overflow)."""

@@ -67,11 +67,7 @@ class EncryptedSums(secagg.PairedDefense):
     fraction_bits: Bits = 40
 
     version: ClassVar[str] = "2"
-
-    @property
-    def sums(self) -> bool:
-        """Return that only sums can be read."""
-        return True
+    sums = True
 
     def trusted(self, plan: Plan) -> int:
         """Return t, the least number of honest clients."""
@@ -158,14 +154,11 @@ class EncryptedSums(secagg.PairedDefense):
             return None
         all_weights = self.weights(server, [e.slot.client for e in unit])
         weights = [w for e, w in zip(unit, all_weights, strict=True) if e in summed]
-        shares = tuple(w / sum(weights) for w in weights)
-        equal = max(shares) - min(shares) < 1e-12
         device = next(iter(server.params.values())).device
         scale = sum(weights) * as_gradient(view.plan, unit[0].round)
         observed = self.read(view.plan, server, words.to(device), scale)
         slots = tuple(e.slot for e in summed)
-        simulate = shared.at(server.params, () if equal else shares)
-        return Evidence(slots, observed, simulate, server.params if equal else None, channel="sum")
+        return shared.mean(slots, observed, server.params, [w / sum(weights) for w in weights], "sum")
 
     def _bare(self, view: View, exchange: Exchange, states: Mapping[int, Tree]) -> Tensor | None:
         """Return the words [values] int64 of one upload; None: clients with `states` cannot decrypt it."""
