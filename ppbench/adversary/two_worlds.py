@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -202,9 +202,13 @@ class Cohort:
         return OneWorld(letters_of(wire.mail), secrets, recorder.samples, transcript)
 
     def recorded(self, work: Work) -> Mapping[int, Tree]:
-        """ClientCompute, and keep the results for `Repeated`."""
+        """ClientCompute, and keep the results for `repeated`."""
         self.work.append(computed(work))
         return self.work[-1]
+
+    def repeated(self, work: Work) -> Mapping[int, Tree]:
+        """Return the next results of `recorded`, once each: updates are equal, whatever the examples."""
+        return self.work.pop(0)
 
     def prescribed(
         self, data: Mapping[int, Data], numbers: Iterable[int], updates: Sequence[Params], **options: Any
@@ -214,7 +218,7 @@ class Cohort:
         options: of `world`.
         """
         try:
-            return [self.world(data, number, Prescribed(updates), **options) for number in numbers]
+            return [self.world(data, number, partial(prescribed_results, updates), **options) for number in numbers]
         except Exception:  # noqa: BLE001 - any code may fail on a loss that it does not expect
             return None
 
@@ -224,32 +228,13 @@ def computed(work: Work) -> Mapping[int, Tree]:
     return compute_all({0: work})[0]
 
 
-@dataclass
-class Repeated:
-    """Gives the results of earlier computations: updates are equal, whatever the examples."""
-
-    results: Sequence[Mapping[int, Tree]]
-    call: int = 0
-
-    def __call__(self, work: Work) -> Mapping[int, Tree]:
-        """Return the results of the next call."""
-        self.call += 1
-        return self.results[self.call - 1]
-
-
-@dataclass(frozen=True)
-class Prescribed:
-    """Runs clients' own code on a loss whose gradient is a given one of `updates`, by client, for every example."""
-
-    updates: Sequence[Params]
-
-    def __call__(self, work: Work) -> Mapping[int, Tree]:
-        """Return the results of the clients' computations."""
-        results: dict[int, Tree] = {}
-        for client, job in work.jobs.items():
-            plan = Straight.of(work.plan, self.updates[client % len(self.updates)])
-            results.update(client_map("loop", work.defense, plan, {client: job}))
-        return results
+def prescribed_results(updates: Sequence[Params], work: Work) -> Mapping[int, Tree]:
+    """Return what clients' code computes on a loss whose gradient is one of `updates`, in turn, for every example."""
+    results: dict[int, Tree] = {}
+    for client, job in work.jobs.items():
+        plan = Straight.of(work.plan, updates[client % len(updates)])
+        results.update(client_map("loop", work.defense, plan, {client: job}))
+    return results
 
 
 # -- How worlds are compared --
@@ -487,7 +472,7 @@ def _report_of(fed: Federation, params: Params, clients: int, size: int) -> Worl
 def _of_examples(cohort: Cohort, first: OneWorld, rounds: int) -> list[Channel]:
     """Return the parts that differ with the examples though the updates, and all draws, are equal."""
     data = cohort.data
-    names = differing(first, cohort.world(data.others, 0, Repeated(cohort.work), rounds=rounds))
+    names = differing(first, cohort.world(data.others, 0, cohort.repeated, rounds=rounds))
     if not names:
         update = [_direction(cohort.params)]
         one, two = (cohort.prescribed(some, [0], update, rounds=rounds) for some in (data.first, data.others))

@@ -210,16 +210,6 @@ class Plugin:
             raise PluginError(fault)
         return loaded
 
-    @cached_property
-    def _warned(self) -> bool:
-        if multiprocessing.parent_process() is None:  # workers find it too, but their parent has warned
-            warnings.warn(f"{self._import[1].rstrip('.')}; it is left out.", stacklevel=4)
-        return True
-
-    def leave_out(self) -> None:
-        """Warn, once, that this broken plugin is left out."""
-        assert self._warned
-
 
 def _adapted(plugin: Plugin) -> Any:
     """Return the plugin that the adapter makes of the argument in the plugin's name."""
@@ -378,8 +368,15 @@ def load_all(group: PluginGroup) -> dict[str, Any]:
         try:
             loaded[name] = plugin.loaded
         except UsageError:
-            plugin.leave_out()
+            _leave_out(plugin)
     return loaded
+
+
+@lru_cache
+def _leave_out(plugin: Plugin) -> None:
+    """Warn, once, that a broken plugin is left out."""
+    if multiprocessing.parent_process() is None:  # workers find it too, but their parent has warned
+        warnings.warn(f"{plugin._import[1].rstrip('.')}; it is left out.", stacklevel=3)
 
 
 # -- One-line summaries of plugins for lists: the first line of the docstring --

@@ -104,7 +104,7 @@ class App(FlowerDefense):
         with as_usage_error():
             with running_flower("The strategy", 0):
                 request = next(
-                    iter(made.strategy.configure_train(1, array_record(params), made.config, Nodes(plan.clients)))
+                    iter(made.server.configure_train(1, array_record(params), made.config, Nodes(plan.clients)))
                 )
             with watched() as steps:
                 context = self._context(plan, 0, record_dict(content_tree({})))

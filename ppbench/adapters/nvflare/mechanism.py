@@ -79,12 +79,6 @@ def task_context(name: str, peer: str, round_: int) -> FLContext:
     return here
 
 
-def start_filters(filters: Sequence[Filter], fl_ctx: FLContext) -> None:
-    """Send filters the event that a run begins, as a job does."""
-    for filter_ in filters:
-        filter_.handle_event(EventType.START_RUN, fl_ctx)
-
-
 def filter_change(
     filters: Sequence[Filter], change: Arrays, steps: int, round_: int, fl_ctx: FLContext, who: str
 ) -> FilterResult:
@@ -213,7 +207,8 @@ class NVFlareDefense(Defense):
         """Return a snapshot of new filters after the event that a run begins."""
         filters = self._made()
         with running_nvflare(f"The filters of client {ctx.party}", context_seed(ctx), 0):
-            start_filters(filters, task_context(site_name(ctx.party), SERVER, 0))
+            for filter_ in filters:
+                filter_.handle_event(EventType.START_RUN, task_context(site_name(ctx.party), SERVER, 0))
         return FilterState(snapshot(filters, "the filters"))
 
     def prepare(self, ctx: Context, me: FilterState, message: Tree, data: Data) -> Job | None:

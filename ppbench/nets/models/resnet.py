@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -193,9 +194,8 @@ def _initialize(model: Classifier, norm: str) -> None:
             model.head.weight.zero_()
 
 
-resnet20.options_of = resnet  # type: ignore[attr-defined]
-resnet32.options_of = resnet  # type: ignore[attr-defined]
-resnet56.options_of = resnet  # type: ignore[attr-defined]
+for _network in (resnet20, resnet32, resnet56):  # they pass their options on
+    _network.__signature__ = signature(partial(resnet, 3))  # type: ignore[attr-defined]
 
 
 # -- ResNet-50 for small images without normalization (Zhang, Dauphin and Ma, Fixup Initialization, ICLR 2019) --
