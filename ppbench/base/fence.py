@@ -98,8 +98,7 @@ def check_answers(group: PluginGroup, name: str, faults: Callable[[], Iterable[s
             raise PluginError(f"{plugin.words} {fault}.")
 
 
-# -- Instances of plugins with parameters from users; each error is one sentence that blames the user or the plugin
-# --
+# -- Instances of plugins with parameters from users; each error is a sentence that blames the user or the plugin --
 
 T = TypeVar("T")
 ParameterValue = str | int | float | bool | None

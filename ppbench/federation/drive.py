@@ -21,8 +21,7 @@ from ppbench.federation.view import BEGUN, Begun, StateRecord
 from ppbench.federation.wire import SERVER, Wire
 from ppbench.nets.net import build
 
-# -- A canary client, whose update is a given direction: its loss is linear in the weights; the defense's code runs
-# --
+# -- A canary client, whose update is a given direction: its loss is linear in the weights --
 
 
 @dataclass(frozen=True, eq=False)

@@ -156,8 +156,7 @@ def refusal(layer: str, reason: str, instead: str) -> LayerRefused:
     return LayerRefused(layer, f"{reason}, so it cannot be perturbed exactly; use {instead}.")
 
 
-# -- Channel scales through each kind of layer and function; those that do not commute with scales are refused by
-# name --
+# -- Channel scales through each kind of layer and function; what does not commute with scales is refused by name --
 
 TRANSITIONAL = "transitional_"
 """Prefix of free-standing parameters, one factor per channel, after which a new scale begins (MP-DP, Eq. 12)."""

@@ -47,8 +47,7 @@ from ppbench.federation.threats import TARGET
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER, Model
 
-# -- Removes the masks from a client's upload under SecAgg+, as colluders can: the pairwise masks and the private one
-# --
+# -- Removes the masks from a client's upload under SecAgg+, as colluders can: pairwise ones and the private one --
 # The server receives shares of the private mask's seed in the last stage, as the protocol has it. Pairwise masks
 # cancel in the sum; the other client of a pair knows its mask.
 

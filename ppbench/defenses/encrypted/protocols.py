@@ -131,8 +131,7 @@ class TPSMC(ReducedNoise, ThresholdDefense):
     paper: ClassVar[str] = "Truex et al., A Hybrid Approach to Privacy-Preserving Federated Learning, AISec@CCS 2019"
 
 
-# -- HybridAlpha: shares of noise under multi-input functional encryption (Xu et al. 2019), with keys of an authority
-# --
+# -- HybridAlpha: shares of noise under functional encryption with keys of an authority (Xu et al. 2019) --
 # The authority is honest, not on the wire, and gives one key per round: for equal weights of the whole cohort. With
 # it the server reads the sum, as with pairwise masks that cancel in it, and colluders reveal the same uploads. So
 # pairwise keys replace the authority's. One weakness of the paper's scheme is not modelled: its ciphertexts have no

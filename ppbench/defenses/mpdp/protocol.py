@@ -176,8 +176,7 @@ class MPDPH(MPDP):
         return Surrogates(average([u.g for u in uploads]), *parts)
 
 
-# -- Baselines of MP-DP: naive noise on a perturbed model, and central noise (Yang et al. 2024, Eq. 7-8, Section 6)
-# --
+# -- Baselines of MP-DP: naive noise on a perturbed model, and central noise (the paper's Eq. 7-8, Section 6) --
 
 
 @dataclass(frozen=True)
