@@ -136,7 +136,6 @@ class SparseSecureAggregation(SecureAggregation):
 
     name: ClassVar[str] = "secagg_plus"
     paper: ClassVar[str] = "Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, CCS 2020"
-    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"schedule": "parallel"} for name in ("quick", "paper")}
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Draw the graph and exchange keys along it; no client learns of others than its neighbors."""

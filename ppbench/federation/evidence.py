@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,7 +30,7 @@ EXPLAINED_FLOOR = 1e-4
 class Mappable:
     """A `simulate` that runs under vmap over victims: it draws nothing and branches on no value.
 
-    params: all its tensors; simulations of one `family` differ in nothing else.
+    params: all its tensors; simulations of one `family` differ in nothing else. Other fields are compared.
     alters: whether it changes the gradient at `Evidence.params`; then no search may use that gradient instead.
     """
 
@@ -38,8 +38,8 @@ class Mappable:
     alters: ClassVar[bool] = False
 
     def family(self) -> Hashable:
-        """Return a key that is equal for simulations that differ only in `params`."""
-        raise NotImplementedError
+        """Return a key that is equal for simulations that differ only in the values of `params`."""
+        return type(self), len(self.params), *(getattr(self, f.name) for f in fields(self) if f.name != "params")
 
 
 @dataclass(frozen=True)
@@ -256,10 +256,6 @@ class PlainGradient(Mappable):
     """The undefended client's computation at `params`: the gradient of `plan.objective`."""
 
     plan: Plan
-
-    def family(self) -> Hashable:
-        """Return the plan."""
-        return PlainGradient, self.plan
 
     def __call__(self, x: Tensor, y: Tensor) -> Params:
         """Return the gradient of a batch x [U, B, *shape], y [U, B, C], in the dtype of x."""

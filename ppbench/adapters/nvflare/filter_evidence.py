@@ -8,7 +8,7 @@ An entry that was left out by chance has no weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -44,10 +44,6 @@ class TruncatedGradient(Mappable):
 
     alters: ClassVar[bool] = True
 
-    def family(self) -> Hashable:
-        """Return all but the weights."""
-        return TruncatedGradient, self.plan, self.names, self.bound
-
     def __call__(self, x: Tensor, y: Tensor) -> Params:
         """Return the visible gradient of a batch x [U, B, *shape], y [U, B, C], in the dtype of x."""
         whole = PlainGradient(self.params, self.plan)(x, y)
@@ -66,10 +62,6 @@ class DistanceToBounds(Mappable):
     names: tuple[str, ...]
 
     alters: ClassVar[bool] = True
-
-    def family(self) -> Hashable:
-        """Return all but the tensors."""
-        return DistanceToBounds, self.plan, self.names
 
     def __call__(self, x: Tensor, y: Tensor) -> Params:
         """Return the observation that a batch x [U, B, *shape], y [U, B, C] explains best, in the dtype of x."""
