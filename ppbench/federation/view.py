@@ -84,7 +84,7 @@ class Begun:
     secret: Tensor = torch.zeros(KEY_BYTES, dtype=torch.uint8)
 
 
-def rows(records: Iterable[Envelope | StateRecord]) -> list[tuple[Any, ...]]:
+def tuples_of(records: Iterable[Envelope | StateRecord]) -> list[tuple[Any, ...]]:
     """Return messages or states as tuples of their fields, in order, which a tree can hold."""
     return [tuple(vars(record).values()) for record in records]
 
@@ -193,8 +193,8 @@ class View:
 
         Without messages of set-up their part is left out, as in older files.
         """
-        set_up = [rows(self.set_up)] if self.set_up else []
-        return [rows(self.mail), rows(self.states), [list(pair) for pair in self.data], self.public, *set_up]
+        set_up = [tuples_of(self.set_up)] if self.set_up else []
+        return [tuples_of(self.mail), tuples_of(self.states), [list(pair) for pair in self.data], self.public, *set_up]
 
     def with_parts(self, parts: Any) -> View:
         """Return this view with what `parts` returned of another one (ValueError, TypeError: it is none)."""

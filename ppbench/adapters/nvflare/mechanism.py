@@ -44,7 +44,7 @@ from ppbench.federation.wire import MAX_EXAMPLES, Model
 JOB, SERVER, TASK = "ppbench", "server", "train"
 Arrays = dict[str, Any]
 """Weights, or their changes, by name: NumPy arrays."""
-RETURN_FORM = "it must give a list of NVFlare's Filters"
+FILTERS_FORM = "it must give a list of NVFlare's Filters"
 running_nvflare = partial(seeded_run, "nvflare")
 """Runs NVFlare's code in a block, see `seeded_run`."""
 
@@ -174,11 +174,11 @@ class NVFlareDefense(Defense):
             filters = self.filters()
         if not isinstance(filters, list | tuple):
             kind = one_line(type(filters).__name__, 60)
-            raise UsageError(f"Defense {self.name!r} gave {kind}; {RETURN_FORM}.")
+            raise UsageError(f"Defense {self.name!r} gave {kind}; {FILTERS_FORM}.")
         for part in filters:
             if not isinstance(part, Filter):
                 kind = one_line(type(part).__name__, 60)
-                raise UsageError(f"Defense {self.name!r} gave a list with {kind}; {RETURN_FORM}.")
+                raise UsageError(f"Defense {self.name!r} gave a list with {kind}; {FILTERS_FORM}.")
         return list(filters)
 
     # -- the server ----------------------------------------------------------------------------------------------
