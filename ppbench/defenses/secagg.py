@@ -68,10 +68,7 @@ class SecureAggregation(PairedDefense):
         """
         if not view.threat.sees_uploads:
             return others_evidence(view, partial(self._own, view), _weights(view))
-        first: dict[object, Exchange] = {}
-        for exchange in view.exchanges():
-            first.setdefault(exchange.slot, exchange)
-        uploads, shared = list(first.values()), Shared(view.plan)
+        uploads, shared = list(view.first_uploads().values()), Shared(view.plan)
         if view.threat.colludes:
             bare = [(e, self._bare(view, e)) for e in uploads if e.slot.client == TARGET]
             return [

@@ -119,7 +119,7 @@ def _fits(update: Params, like: Params) -> bool:
 
 def client_observations(view: View) -> Iterator[tuple[tuple[Slot, ...], list[Exchange], Params, Params]]:
     """Yield by probe what curious clients saw of a round: all others' slots, their own uploads, two models in a row."""
-    first = {exchange.slot: exchange for exchange in reversed(list(view.exchanges()))}
+    first = view.first_uploads()
     for probe, _ in view.data:
         sent = [m.params for m in view.broadcasts(probe) if isinstance(m, Model)]
         inside = [Slot(probe, c) for c in range(view.plan.clients) if view.inside(c)]

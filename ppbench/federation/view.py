@@ -154,6 +154,14 @@ class View:
                     envelope.step,
                 )
 
+    def first_uploads(self, kind: type = object) -> dict[Slot, Exchange]:
+        """Return the first upload of each slot whose answer is of a `kind`, in the order of `exchanges`."""
+        first: dict[Slot, Exchange] = {}
+        for exchange in self.exchanges():
+            if isinstance(exchange.answer, kind):
+                first.setdefault(exchange.slot, exchange)
+        return first
+
     def by_round(self) -> list[View]:
         """Return the parts of the view about single rounds, in order, for every round with uploads.
 

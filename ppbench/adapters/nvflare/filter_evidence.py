@@ -90,7 +90,7 @@ def visible_evidence(view: View, sent: Callable[[Exchange], Params | None], cut:
 
     sent: returns the variables in a message, None if it has none.  cut: what is known of the filter.
     """
-    answers = {exchange.slot: sent(exchange) for exchange in reversed(list(view.exchanges()))}
+    answers = {slot: sent(exchange) for slot, exchange in view.first_uploads().items()}
     pieces = []
     for piece in plain_evidence(view):
         variables = answers.get(piece.unit[0])

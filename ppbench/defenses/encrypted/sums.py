@@ -108,11 +108,7 @@ class EncryptedSums(secagg.PairedDefense):
     # -- what a view opens ---------------------------------------------------------------------------------------
     def uploads(self, view: View) -> list[list[Exchange]]:
         """Return the first encrypted uploads of each whole cohort, in the order of clients."""
-        first: dict[object, Exchange] = {}
-        for exchange in view.exchanges():
-            if isinstance(exchange.answer, Ciphertext):
-                first.setdefault(exchange.slot, exchange)
-        whole = cohorts(first.values(), view.plan.clients)
+        whole = cohorts(view.first_uploads(Ciphertext).values(), view.plan.clients)
         return [sorted(unit, key=lambda e: e.slot.client) for unit in whole]
 
     def evidence(self, view: View) -> list[Evidence]:
