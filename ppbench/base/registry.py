@@ -184,7 +184,8 @@ class Plugin:
             try:
                 open_package(self.distribution)
                 with restored_process():
-                    loaded = _adapted(self) if self.adapter else imported(self.entry)
+                    adapt = load_plugin("adapters", self.adapter) if self.adapter else None
+                    loaded = adapt(self.name.partition(":")[2], self.name) if adapt else imported(self.entry)
                     return loaded, next((f"{self.words} {fault}." for fault in _faults(self, loaded)), "")
             except UsageError as refused:  # an adapter's own words
                 return None, str(refused)
@@ -209,11 +210,6 @@ class Plugin:
         if fault:
             raise PluginError(fault)
         return loaded
-
-
-def _adapted(plugin: Plugin) -> Any:
-    """Return the plugin that the adapter makes of the argument in the plugin's name."""
-    return load_plugin("adapters", plugin.adapter)(plugin.name.partition(":")[2], plugin.name)
 
 
 def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:

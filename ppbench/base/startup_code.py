@@ -136,13 +136,8 @@ def _foreign(top: str, name: str, roots: Sequence[str]) -> str:
         return f"a name of {'ppbench' if top.startswith(PACKAGE) else 'Python'}"
     if others:
         return f"which is of the package {others[0]}"
-    return "" if top in roots or _is_prefixed(top, name) else "a name that is neither its plugin's nor its own"
-
-
-def _is_prefixed(top: str, name: str) -> bool:
-    """Return whether a top-level module is a helper of a distribution: its name begins with the distribution's."""
-    plain = name.replace("-", "_")
-    return top.lower().lstrip("_").startswith(plain)
+    helper = top.lower().lstrip("_").startswith(name.replace("-", "_"))  # begins as the distribution's name
+    return "" if top in roots or helper else "a name that is neither its plugin's nor its own"
 
 
 def _runs_anywhere(name: str) -> Iterator[str]:

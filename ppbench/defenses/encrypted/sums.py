@@ -292,7 +292,8 @@ class ThresholdDefense(EncryptedSums):
             pads = _pads(me.keys, ctx)
             return replace(me, shares=(message.shares - pads) % PRIME), None
         if isinstance(message, Decrypt):
-            return me, Partial(ciphertext_of(self._partial(ctx, me, message.total), self.ciphering(ctx.plan)))
+            part = _streams(me.keys, ctx, range(ctx.plan.clients), len(message.total.words))
+            return me, Partial(ciphertext_of(part, self.ciphering(ctx.plan)))
         return me, self.upload(ctx, me, result)
 
     def _dealt(self, ctx: Context, me: Member) -> Tensor:
@@ -305,13 +306,8 @@ class ThresholdDefense(EncryptedSums):
     def upload(self, ctx: Context, me: Member, result: Tree) -> Ciphertext:
         """Return the client's encrypted share of the mean (Overflow)."""
         own = self.encoded(ctx, me.keys, result)
-        return ciphertext_of(
-            own + _streams(me.keys, ctx, range(self.threshold(ctx.plan)), len(own)), self.ciphering(ctx.plan)
-        )
-
-    def _partial(self, ctx: Context, me: Member, total: Ciphertext) -> Tensor:
-        """Return the sum of one decryptor's streams of all clients, [values] int64."""
-        return _streams(me.keys, ctx, range(ctx.plan.clients), len(total.words))
+        pads = _streams(me.keys, ctx, range(self.threshold(ctx.plan)), len(own))
+        return ciphertext_of(own + pads, self.ciphering(ctx.plan))
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Broadcast, add the ciphertexts, let the first clients decrypt the sum, and step on it."""
