@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,8 +76,7 @@ def _part(source: DownloadedSet, root: Path, *, train: bool) -> tuple[Tensor, Te
     part: dict[str, Any] = {"train": train}
     if source.factory == "SVHN":
         part = {"split": "train" if train else "test"}
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for results; older versions of torchvision print there
-        dataset = factory(str(root), download=True, **part)
+    dataset = factory(str(root), download=True, **part)
     x = torch.as_tensor(dataset.data)
     if source.axes == "NHW":
         x = x[:, None]
