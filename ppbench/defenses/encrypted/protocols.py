@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -199,11 +199,8 @@ class HybridAlpha(ReducedNoise):
         others = [client for client in range(ctx.plan.clients) if client != ctx.party]
         if any(other not in states for other in others):
             return None
-        total = torch.zeros(words, dtype=torch.int64)
-        for other in others:
-            there = Context(ctx.plan, ctx.round, ctx.session, other, ctx.generator)
-            total = total - secagg.zero_sum(states[other], there, FUNCTIONAL_PADS, words)
-        return total
+        pads = (secagg.zero_sum(states[c], replace(ctx, party=c), FUNCTIONAL_PADS, words) for c in others)
+        return -sum(pads, torch.zeros(words, dtype=torch.int64))
 
 
 # -- PILE: a perturbed model, and uploads under threshold Paillier (Tang et al. 2023), as in the MP-DP paper --

@@ -370,10 +370,8 @@ def decrypted_sum(total: Tensor, parts: Mapping[int, Tree], threshold: int) -> T
 
 def _streams(keys: secagg.PairKeys, ctx: Context, others: Sequence[int], words: int) -> Tensor:
     """Return the sum [words] int64 of the streams that `ctx.party` shares with each of `others`."""
-    total = torch.zeros(words, dtype=torch.int64)
-    for other in others:
-        total = total + secagg.stream(keys, ctx, other, THRESHOLD_PADS, words)
-    return total
+    streams = (secagg.stream(keys, ctx, other, THRESHOLD_PADS, words) for other in others)
+    return sum(streams, torch.zeros(words, dtype=torch.int64))
 
 
 def _pads(keys: secagg.PairKeys, ctx: Context, sent: bool = False) -> Tensor:
