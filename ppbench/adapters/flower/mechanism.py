@@ -82,7 +82,7 @@ class FlowerDefense(Defense):
         preset: {"optimizer": "sgd", "lr": 0.1, "decay_at": (), "schedule": "parallel"} for preset in ("quick", "paper")
     }
     epsilon_reason: ClassVar[str] = "the bench does not know what this mechanism adds"
-    gives: ClassVar[tuple[type, str]] = (Strategy, "strategy")
+    _gives: ClassVar[tuple[type, str]] = (Strategy, "strategy")
     """What `parts` gives beside clients' mods, in words too."""
 
     def parts(self, clients: int) -> StrategyAndMods:
@@ -99,7 +99,7 @@ class FlowerDefense(Defense):
         """Return the parts of a round (UsageError: their code raises anything, or gives something else)."""
         with as_usage_error(), running_flower(description(self), 0):
             server, mods = self.parts(plan.clients)
-        kind, noun = self.gives
+        kind, noun = self._gives
         if not isinstance(server, kind) or not all(callable(mod) for mod in mods):
             actual = one_line(type(server).__name__, 60)
             raise UsageError(f"Defense {self.name!r} gave {actual}; it must give ({noun}, list of client mods).")

@@ -145,7 +145,7 @@ class Secure(FlowerDefense):
 
     epsilon_reason = "there is no noise but the rounding's; the server reads the sum of the cohort's weights"
     sums = True
-    gives = SecAggPlusWorkflow, "workflow"
+    _gives = SecAggPlusWorkflow, "workflow"
 
     def check(self, plan: Plan) -> None:
         """As the base class; also raise UsageError if there are too few clients for the protocol."""
