@@ -90,7 +90,7 @@ def reachable() -> list[str]:
     """Return the names of what this version of Opacus has."""
     from ppbench.adapters.opacus import mechanism as stock
 
-    return [one.stock for one in stock.OPACUS_STOCK]
+    return [one.name.partition("stock/")[2] for one in stock.OPACUS_STOCK]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from subprocess import PIPE, Popen
 
@@ -16,7 +16,7 @@ import torch
 
 import ppbench
 from ppbench.adversary import isolation as stand_ins
-from ppbench.adversary.attack import Attack
+from ppbench.adversary.attack import Attack, Guess
 from ppbench.adversary.isolation import IsolatedAttack, isolated_attack
 from ppbench.base import confine, registry
 from ppbench.base import registry as entries
@@ -302,7 +302,11 @@ def written_answer(value):
     return act
 
 
-FIELDS = 12
+def guess_of(**values):
+    """Return the fields of a guess as an attack's process writes them."""
+    return [values.get(field.name, getattr(Guess(), field.name)) for field in fields(Guess)]
+
+
 LIES = {
     "link": (linked, "tensors that cannot be read"),
     "pipe": (piped, "cannot be read"),
@@ -314,7 +318,10 @@ LIES = {
     "no list": (written_answer({"x": torch.zeros(1)}), "something other than a list of guesses"),
     "no guesses": (written_answer([1, 2]), "something other than a list of guesses"),
     "few fields": (written_answer([[None, None]]), "other fields than"),
-    "a word for images": (written_answer([["x", *[None] * (FIELDS - 1)]]), "other fields than"),
+    "a word for images": (written_answer([guess_of(x="x")]), "other fields than"),
+    "fewer than no evaluations": (written_answer([guess_of(evaluations=-1)]), "other fields than"),
+    "a path without images": (written_answer([guess_of(path=((1, None),))]), "other fields than"),
+    "a word for layers": (written_answer([guess_of(layers=("head",))]), "other fields than"),
 }
 
 

@@ -283,17 +283,12 @@ def test_what_would_send_all_without_a_word_is_refused(name: str, own: dict[str,
 
 def test_names_are_those_of_nvflare_and_all_that_ships_has_one() -> None:
     from ppbench.adapters import nvflare
-    from ppbench.adapters.nvflare import defenses as encrypted
-    from ppbench.adapters.nvflare import defenses as stock
+    from ppbench.adapters.nvflare.defenses import NVFLARE_STOCK
 
-    every = (*stock.NVFLARE_STOCK, encrypted.Encrypted)
-    assert [one.stock for one in every] == [*nvflare.STOCK_NAMES]
-    for one in every:
-        for name in nvflare.STOCK_NAMES[one.stock]:
-            assert load_plugin("defenses", f"nvflare:stock/{name}") is one
-    for one in stock.NVFLARE_STOCK:
-        for made in one().filters():
-            assert type(made).__name__ in nvflare.STOCK_NAMES[one.stock]
+    assert [one.name for one in NVFLARE_STOCK] == [f"nvflare:stock/{own}" for own in nvflare.STOCK_NAMES]
+    for one, names in zip(NVFLARE_STOCK, nvflare.STOCK_NAMES.values(), strict=True):
+        assert all(load_plugin("defenses", f"nvflare:stock/{name}") is one for name in names)
+        assert {type(made).__name__ for made in one().filters()} <= {*names}
 
 
 # -- findings --------------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ppbench.base.errors import UsageError, because, closest, shown
 from ppbench.base.registry import STOCK_PREFIX
 
 if TYPE_CHECKING:
+    from ppbench.federation.contract import Defense
     from ppbench.federation.plan import Plan
 
 Version = tuple[int, int]
@@ -22,13 +23,7 @@ Grids = Mapping[str, tuple[float, ...]]
 """Values of a control parameter, by preset."""
 
 
-class Shipped(Protocol):
-    """A defense that ships with a framework. stock: its name behind "stock/"."""
-
-    stock: ClassVar[str]
-
-
-ShippedDefense = TypeVar("ShippedDefense", bound=Shipped)
+ShippedDefense = TypeVar("ShippedDefense", bound="Defense")
 
 
 @dataclass(frozen=True)
@@ -92,11 +87,11 @@ class Framework:
         own = next((own for own, theirs in self.stock.items() if name in (own, *theirs)), None)
         if own is None:
             raise UsageError(f"There is no {noun} of {self.title} named {shown(argument)}; {self._meant(name)}")
-        classes = {cls.stock: cls for cls in available}
-        if own not in classes:
+        shipped = next((cls for cls in available if cls.name == f"{self.extra}:{STOCK_PREFIX}{own}"), None)
+        if shipped is None:
             version = metadata.version(self.distribution)
             raise UsageError(f"{self.title} {version} has no {shown(argument)}; install a newer {self.distribution}.")
-        return classes[own]
+        return shipped
 
     def no_name(self, argument: str, forms: str) -> UsageError:
         """Return the error for an argument that has none of the accepted `forms`."""

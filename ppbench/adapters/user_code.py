@@ -29,6 +29,7 @@ from ppbench.base.registry import imported
 from ppbench.base.tree import Tree, node
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Context
+from ppbench.nets.modes import kept_generators
 
 # -- Runs a framework's code in this process: seeded, quiet, with its errors as ours --
 
@@ -40,15 +41,15 @@ def seeded_run(framework: str, who: str, *seed: int) -> Iterator[None]:
     Mechanisms draw from them. framework: its top package, of whose log only errors pass; who: for the error.
     ProtocolError: the code raises anything.
     """
-    state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     log, level = logging.getLogger(framework), logging.getLogger(framework).level
     words = np.random.SeedSequence(seed).generate_state(4)
     log.setLevel(logging.ERROR)
-    random.seed(int(words[0]))
-    np.random.seed(words[:3])
-    torch.default_generator.manual_seed(int(words[3]))
     try:
-        yield
+        with kept_generators():
+            random.seed(int(words[0]))
+            np.random.seed(words[:3])
+            torch.default_generator.manual_seed(int(words[3]))
+            yield
     except (ProtocolError, UsageError):
         raise
     except BaseException as cause:
@@ -58,9 +59,6 @@ def seeded_run(framework: str, who: str, *seed: int) -> Iterator[None]:
         raise
     finally:
         log.setLevel(level)
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        torch.random.set_rng_state(state[2])
 
 
 def context_seed(ctx: Context) -> int:
@@ -128,11 +126,7 @@ Converter = Callable[[Any], Any]
 """Converts a framework's own values to trees, or back; None for all others."""
 
 
-def no_conversion(_: Any) -> None:
-    """Convert nothing: every value is of a general type."""
-
-
-def snapshot(value: Any, where: str, convert: Converter = no_conversion) -> Tree:
+def snapshot(value: Any, where: str, convert: Converter = lambda value: None) -> Tree:
     """Return a tree of copies of all that an object holds, except code (ProtocolError: a value cannot be copied)."""
     if (tree := convert(value)) is not None:
         return tree
@@ -158,7 +152,7 @@ def snapshot(value: Any, where: str, convert: Converter = no_conversion) -> Tree
     )
 
 
-def restored(fresh: Any, tree: Tree, where: str, convert: Converter = no_conversion) -> Any:
+def restored(fresh: Any, tree: Tree, where: str, convert: Converter = lambda tree: None) -> Any:
     """Return the value of a snapshot; the attributes of an object are set on `fresh`, a new object of its class."""
     if (converted := convert(tree)) is not None:
         return converted
@@ -257,15 +251,15 @@ class UserFunction(NamedTuple):
     accepts: frozenset[str]
     about: dict[str, Any]
 
-    def defense(self, base: type[T], distribution: str, **attributes: Any) -> type[T]:
-        """Return a subclass of `base` with these parameters; its version includes the one of `distribution`.
+    def defense(self, base: type[T], **attributes: Any) -> type[T]:
+        """Return a subclass of `base` with these parameters.
 
         UsageError: a parameter has the name of an attribute of defenses, such as `noise`.
         """
         if taken := next((name for name, *_ in self.fields if hasattr(base, name)), None):
             problem = "which means something else of a defense; call it another name"
             raise UsageError(f"The defense {self.about['name']!r} has the parameter {taken!r}, {problem}.")
-        about = {**self.about, "version": f"1+{distribution}{metadata.version(distribution)}", **attributes}
+        about = {**self.about, **attributes}
         return dataclasses.make_dataclass("Yours", self.fields, bases=(base,), namespace=about, frozen=True)
 
 

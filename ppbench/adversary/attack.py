@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ppbench.base.declarations import SCALARS, class_faults, contract_faults, field_faults, is_scalar, word_faults
 from ppbench.base.device import computing
-from ppbench.base.errors import UsageError, shown
+from ppbench.base.errors import UsageError, count_of, shown
 from ppbench.base.fence import check_answers
 from ppbench.base.registry import canonical, find, load_plugin, plugins
 from ppbench.base.tree import leaves, moved, node
@@ -124,7 +124,7 @@ class Guess:
     owner: Tensor | None = None
     outputs: Tensor | None = None
     confidence: float | None = None
-    evaluations: int = 0
+    evaluations: Annotated[int, Field(ge=0)] = 0
     path: tuple[tuple[int, Tensor], ...] = ()
     others: tuple[Tensor, ...] = ()
     abstain: Tensor | None = None
@@ -245,7 +245,7 @@ class Attack:
         """Return, as the end of a sentence, that it does not apply to probes of so few rounds; "" if it does."""
         if rounds >= self.probe_rounds:
             return ""
-        probes = f"probes of {rounds} round" + ("s" if rounds != 1 else "")
+        probes = f"probes of {count_of(rounds, 'round')}"
         return f"needs {self.probe_rounds} rounds of one batch and is not applicable to {probes}"
 
     def knows(self, defense: str) -> bool:

@@ -19,13 +19,13 @@ from functools import lru_cache
 from keyword import iskeyword
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import torch
-from pydantic import ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, SolvedLayer
+from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.isolated_worker import AttackFacts, AttackSetting, Hook, HookCall, Reply
 from ppbench.base import tree
 from ppbench.base.confine import EXPIRED, WaitingProcess, walled
@@ -167,6 +167,13 @@ def _taken(path: Path, limit: int) -> bytes:
     return read_regular(path)
 
 
+_GUESS = {
+    name: TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    for name, hint in get_type_hints(Guess, include_extras=True).items()
+}
+"""Checks of the fields of a guess against their annotations."""
+
+
 class NothingRead(UsageError):
     """An attack found nothing in the view that it can read."""
 
@@ -251,10 +258,15 @@ class IsolatedAttack(Attack):
 
     def _guess(self, fields: list[Any]) -> Guess:
         names = [field.name for field in dataclasses.fields(Guess)]
-        values = dict(zip(names, fields, strict=False))
-        if len(fields) != len(names) or not all(_GUESS.get(name, _is_tensor)(part) for name, part in values.items()):
-            raise PluginError(f"{plugins('attacks')[self.name].words} answers a guess with other fields than `Guess`.")
-        return Guess(**{**values, "path": tuple(map(tuple, values["path"])), "others": tuple(values["others"])})
+        try:
+            values = dict(zip(names, fields, strict=True))
+            values |= {"path": tuple(map(tuple, values["path"])), "others": tuple(values["others"])}
+            for name, value in values.items():
+                _GUESS[name].validate_python(value, strict=True)
+        except (ValueError, TypeError) as cause:  # pydantic's are ValueErrors
+            title = plugins("attacks")[self.name].words
+            raise PluginError(f"{title} answers a guess with other fields than `Guess`.") from cause
+        return Guess(**values)
 
     def _call(self, hook: Hook, write: Callable[[Path], object], **options: Any) -> Any:
         ask = HookCall(hook=hook, attack=self.name, parameters=dataclasses.asdict(self),
@@ -278,28 +290,6 @@ def _is_params(value: object) -> bool:
     return isinstance(value, dict) and all(
         isinstance(n, str) and isinstance(tensor, Tensor) for n, tensor in value.items()
     )
-
-
-def _is_tensor(value: object) -> bool:
-    return value is None or isinstance(value, Tensor)
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, tuple | list) and all(
-        isinstance(step, tuple | list) and len(step) == 2 and type(step[0]) is int and isinstance(step[1], Tensor)
-        for step in value
-    )
-
-
-_GUESS: Mapping[str, Callable[[object], bool]] = {
-    "confidence": lambda value: value is None or type(value) in (int, float),
-    "evaluations": lambda value: type(value) is int and value >= 0,
-    "path": _is_path,
-    "others": lambda value: isinstance(value, tuple | list) and all(isinstance(one, Tensor) for one in value),
-    "extra": _is_params,
-    "layers": lambda value: isinstance(value, tuple) and all(isinstance(one, SolvedLayer) for one in value),
-}
-"""Checks of the fields of a guess that are not a tensor or None."""
 
 
 def _named(plan: Plan, defense: PublicDefense) -> dict[str, Scalar]:

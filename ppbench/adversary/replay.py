@@ -166,9 +166,7 @@ def replayed_evidence(view: View) -> list[Evidence]:
         if total is not None and len(shares) > 1:
             slots = tuple(Slot(observed.probe, client) for client in observed.cohort)
             update = tree_map(lambda value, d=divisor: value / d, total)  # type: ignore[misc]
-            equal = max(shares) - min(shares) < 1e-12
-            simulate = shared.at(params, () if equal else tuple(shares))
-            all_evidence.append(Evidence(slots, update, simulate, params if equal else None, channel="server"))
+            all_evidence.append(shared.mean(slots, update, params, shares, "server"))
     return all_evidence
 
 

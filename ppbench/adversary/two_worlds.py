@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -44,9 +44,10 @@ from ppbench.adversary.leaks import (
 )
 from ppbench.adversary.replay import explained_by, replay_refusal
 from ppbench.base.device import computing
+from ppbench.base.errors import first_of
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, norm
-from ppbench.federation.drive import Straight, Work, Working, client_map, compute_all
+from ppbench.federation.drive import Straight, Work, client_map, compute_all, run_together
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Data, Noise, Plan
 from ppbench.federation.threats import HONEST_SERVER
@@ -194,15 +195,20 @@ class Cohort:
             for round_ in range(fed.round + 1, fed.round + rounds + 1):
                 drive = run.drive(self.probe, session_of(0), 0, round_, wire, run.parties, run.shards)
                 coroutine = drive.begin(range(self.clients))
-                _finish(drive.working(recorder.watched(coroutine) if tape else coroutine), compute)
+                work = drive.working(recorder.watched(coroutine) if tape else coroutine)
+                run_together([work], lambda pieces: {key: compute(piece) for key, piece in pieces.items()})
                 states += drive.states
         transcript = Transcript(self.probe, fed.defense, tuple(wire.mail[set_up:]), tuple(states))
         return OneWorld(letters_of(wire.mail), secrets, recorder.samples, transcript)
 
     def recorded(self, work: Work) -> Mapping[int, Tree]:
-        """ClientCompute, and keep the results for `Repeated`."""
+        """ClientCompute, and keep the results for `repeated`."""
         self.work.append(computed(work))
         return self.work[-1]
+
+    def repeated(self, work: Work) -> Mapping[int, Tree]:
+        """Return the next results of `recorded`, once each: updates are equal, whatever the examples."""
+        return self.work.pop(0)
 
     def prescribed(
         self, data: Mapping[int, Data], numbers: Iterable[int], updates: Sequence[Params], **options: Any
@@ -212,19 +218,9 @@ class Cohort:
         options: of `world`.
         """
         try:
-            return [self.world(data, number, Prescribed(updates), **options) for number in numbers]
+            return [self.world(data, number, partial(prescribed_results, updates), **options) for number in numbers]
         except Exception:  # noqa: BLE001 - any code may fail on a loss that it does not expect
             return None
-
-
-def _finish(working: Working[None], compute: ClientCompute) -> None:
-    """Run a round to its end."""
-    results: Mapping[int, Tree] | None = None
-    while True:
-        try:
-            results = compute(working.send(results))  # type: ignore[arg-type]  # None starts a generator
-        except StopIteration:
-            return
 
 
 def computed(work: Work) -> Mapping[int, Tree]:
@@ -232,32 +228,13 @@ def computed(work: Work) -> Mapping[int, Tree]:
     return compute_all({0: work})[0]
 
 
-@dataclass
-class Repeated:
-    """Gives the results of earlier computations: updates are equal, whatever the examples."""
-
-    results: Sequence[Mapping[int, Tree]]
-    call: int = 0
-
-    def __call__(self, work: Work) -> Mapping[int, Tree]:
-        """Return the results of the next call."""
-        self.call += 1
-        return self.results[self.call - 1]
-
-
-@dataclass(frozen=True)
-class Prescribed:
-    """Runs clients' own code on a loss whose gradient is a given one of `updates`, by client, for every example."""
-
-    updates: Sequence[Params]
-
-    def __call__(self, work: Work) -> Mapping[int, Tree]:
-        """Return the results of the clients' computations."""
-        results: dict[int, Tree] = {}
-        for client, job in work.jobs.items():
-            plan = Straight.of(work.plan, self.updates[client % len(self.updates)])
-            results.update(client_map("loop", work.defense, plan, {client: job}))
-        return results
+def prescribed_results(updates: Sequence[Params], work: Work) -> Mapping[int, Tree]:
+    """Return what clients' code computes on a loss whose gradient is one of `updates`, in turn, for every example."""
+    results: dict[int, Tree] = {}
+    for client, job in work.jobs.items():
+        plan = Straight.of(work.plan, updates[client % len(updates)])
+        results.update(client_map("loop", work.defense, plan, {client: job}))
+    return results
 
 
 # -- How worlds are compared --
@@ -389,7 +366,7 @@ def _partial_sums(parts: Mapping[MessagePart, Runs]) -> list[Channel]:
         if total.apart(WORLD_ROUNDING):
             channels.append(Channel(f"the sum of {part_words(part)} in round {round_}", "keeps clients apart"))
         elif few := _unmasked(names, members):
-            who = _listed(few)
+            who = ", ".join(map(str, few))
             channels.append(Channel(f"the sum of {part_words(part)} of clients {who} in round {round_}", "has no mask"))
     return channels
 
@@ -423,10 +400,6 @@ def _computed(series: Series) -> Iterator[Channel]:
             return
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
 def _escrowed(worlds: Sequence[OneWorld]) -> list[Channel]:
     """Return the parts of messages in which clients send secrets of their states."""
     names = secrets_in([world.letters for world in worlds], [world.secrets for world in worlds])
@@ -444,8 +417,8 @@ def world_flags(fed: Federation, params: Params, size: int) -> tuple[Flag, ...]:
         report = WorldReport(refusal=f"its code fails in the two-world test ({type(cause).__name__}: {cause})")
     flags = []
     if report.channels:
-        more = f" (and {len(report.channels) - 1} more)" if len(report.channels) > 1 else ""
-        detail = f"the server receives more than the defense says: {report.channels[0].sentence}{more}"
+        sentences = [channel.sentence for channel in report.channels]
+        detail = f"the server receives more than the defense says: {first_of(sentences)}"
         flags.append(Flag(code="channel", severity="warning", detail=detail))
     if report.refusal:
         flags.append(Flag(code="not_replayable", severity="warning", detail=f"cannot be replayed: {report.refusal}"))
@@ -499,7 +472,7 @@ def _report_of(fed: Federation, params: Params, clients: int, size: int) -> Worl
 def _of_examples(cohort: Cohort, first: OneWorld, rounds: int) -> list[Channel]:
     """Return the parts that differ with the examples though the updates, and all draws, are equal."""
     data = cohort.data
-    names = differing(first, cohort.world(data.others, 0, Repeated(cohort.work), rounds=rounds))
+    names = differing(first, cohort.world(data.others, 0, cohort.repeated, rounds=rounds))
     if not names:
         update = [_direction(cohort.params)]
         one, two = (cohort.prescribed(some, [0], update, rounds=rounds) for some in (data.first, data.others))

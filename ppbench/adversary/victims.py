@@ -226,8 +226,8 @@ def choose_candidates(
     others = [c for c in sorted(shards) if not curious.has(c)]
     if not others or len(shards) < curious.fewest:
         raise UsageError(f"Membership needs the records of other clients; use at least {curious.fewest} clients.")
-    x = torch.cat([shards[c].x for c in others]).cpu()
-    y = torch.cat([shards[c].y for c in others]).cpu()
+    known = _joined([shards[c] for c in others])
+    x, y = known.x.cpu(), known.y.cpu()
     n = min(count, len(x), len(test.x)) // 2 * 2
     order = torch.randperm(2 * n, generator=seeds.generator("candidates", "order"))  # the order must reveal nothing
     inside = torch.randperm(len(x), generator=seeds.generator("candidates", "member"))[:n]
@@ -237,12 +237,11 @@ def choose_candidates(
 
 def beside(victims: Victims, test: Data, seeds: Seeds) -> Candidates:
     """Return the victims' records as members and as many `test` records as non-members, in balanced halves."""
-    parts = [victims.truth(unit) for unit in victims.units]
-    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-    n = min(len(x), len(test.x))
+    own = _joined([victims.truth(unit) for unit in victims.units])
+    n = min(len(own.x), len(test.x))
     order = torch.randperm(2 * n, generator=seeds.generator("batch candidates", "order", victims.batch))
     outside = torch.randperm(len(test.x), generator=seeds.generator("batch candidates", "other", victims.batch))[:n]
-    return _mixed(Data(x[:n], y[:n]), Data(test.x[outside].cpu(), test.y[outside].cpu()), order)
+    return _mixed(Data(own.x[:n], own.y[:n]), Data(test.x[outside].cpu(), test.y[outside].cpu()), order)
 
 
 def _mixed(members: Data, others: Data, order: Tensor) -> Candidates:

@@ -98,8 +98,7 @@ def check_answers(group: PluginGroup, name: str, faults: Callable[[], Iterable[s
             raise PluginError(f"{plugin.words} {fault}.")
 
 
-# -- Instances of plugins with parameters from users; each error is one sentence that blames the user or the plugin
-# --
+# -- Instances of plugins with parameters from users; each error is a sentence that blames the user or the plugin --
 
 T = TypeVar("T")
 ParameterValue = str | int | float | bool | None
@@ -109,14 +108,6 @@ ParameterValue = str | int | float | bool | None
 def _adapter(factory: type) -> TypeAdapter[Any]:
     """Return the validator of a dataclass's parameters; cached, because building it is slow."""
     return TypeAdapter(factory)
-
-
-def _made(factory: type, parameters: Mapping[str, ParameterValue]) -> tuple[Any, ValidationError | None]:
-    """Return an instance and None, or None and the error about the user's `parameters`."""
-    try:
-        return _adapter(factory).validate_python(dict(parameters)), None
-    except ValidationError as refusal:
-        return None, refusal
 
 
 def _check_booleans(kind: str, name: str, parameters: Mapping[str, ParameterValue], fields: Mapping[str, Any]) -> None:
@@ -165,8 +156,9 @@ def _instance(
         raise UsageError(
             f"The {kind} {name!r} refuses {not_finite[0]}={shown(parameters[not_finite[0]])}: it must be finite."
         )
-    instance, refusal = _made(factory, parameters)
-    if refusal is not None:
+    try:
+        instance = _adapter(factory).validate_python(dict(parameters))
+    except ValidationError as refusal:
         first = refusal.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         parameter = f"{where}={shown(first['input'])}" if where else "its parameters"

@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 from ppbench.base.errors import one_line
 
@@ -62,17 +63,9 @@ def frames(error: BaseException) -> list[FrameType]:
     current: BaseException | None = error
     while current is not None and id(current) not in seen and len(seen) < 20:
         seen.add(id(current))
-        all_frames += reversed(_frames(current.__traceback__))
+        all_frames += reversed([frame for frame, _ in traceback.walk_tb(current.__traceback__)])
         current = current.__cause__ or current.__context__
     return all_frames
-
-
-def _frames(trace: TracebackType | None) -> list[FrameType]:
-    own_frames = []
-    while trace is not None:
-        own_frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    return own_frames
 
 
 def module_of(frame: FrameType) -> str:
@@ -97,9 +90,5 @@ def place(error: BaseException, root: str) -> str:
 
     Read from the traceback, for frames may have moved on to other lines.
     """
-    trace, line = error.__traceback__, ""
-    while trace is not None:
-        if within(module_of(trace.tb_frame), root):
-            line = f"{Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return line
+    own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if within(module_of(frame), root)]
+    return f"{Path(own[-1][0].f_code.co_filename).name}, line {own[-1][1]}" if own else ""

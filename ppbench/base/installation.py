@@ -24,7 +24,8 @@ HOME = Path(os.path.realpath(__file__)).parents[1]
 
 @dataclass(frozen=True)
 class PipSource:
-    """Where pip got a distribution from. target: what pip installs it from again, "" for the index."""
+    """Where pip got a distribution from. target: what pip installs it from again, the folder of an editable one, "" for
+    the index."""
 
     target: str
     editable: bool = False
@@ -101,7 +102,7 @@ def _owners(paths: Sequence[Path]) -> list[metadata.Distribution]:
 
 
 def _owns(dist: metadata.Distribution, paths: Sequence[Path]) -> bool:
-    source = _source(dist)
+    source = source_of(dist)
     if source.editable:
         return any(path.is_relative_to(os.path.realpath(source.target)) for path in paths)
     if "ppbench/" not in (dist.read_text("RECORD") or ""):  # in a hundredth of the time of what follows
@@ -109,7 +110,8 @@ def _owns(dist: metadata.Distribution, paths: Sequence[Path]) -> bool:
     return any(Path(os.path.realpath(str(dist.locate_file(file)))) in paths for file in dist.files or ())
 
 
-def _source(dist: metadata.Distribution) -> PipSource:
+def source_of(dist: metadata.Distribution) -> PipSource:
+    """Return where pip got a distribution from, as its metadata have it."""
     origin = json.loads(dist.read_text("direct_url.json") or "{}")
     url, vcs = str(origin.get("url", "")), origin.get("vcs_info")
     if vcs:
@@ -122,7 +124,7 @@ def _source(dist: metadata.Distribution) -> PipSource:
 def _again() -> str:
     """Return the command that reinstalls ours, from where it was installed if that still exists."""
     try:
-        source = _source(metadata.distribution(DISTRIBUTION))
+        source = source_of(metadata.distribution(DISTRIBUTION))
     except Exception:  # noqa: BLE001 - no metadata of ours that can be read
         source = PipSource("")
     if source.target.startswith("file:") and not os.path.exists(unquote(urlsplit(source.target).path)):

@@ -23,7 +23,7 @@ from ppbench.base.errors import PluginError, Stopped, UsageError, one_line, show
 from ppbench.base.import_guard import PACKAGE, error_text, interrupts, place, restored_process
 from ppbench.base.installation import DISTRIBUTION as DISTRIBUTION
 from ppbench.base.installation import HOME, fault
-from ppbench.base.startup_code import close_packages, open_package
+from ppbench.base.startup_code import close_packages, normalized, open_package
 from ppbench.base.version import __version__
 from ppbench.base.vision import importable
 
@@ -92,9 +92,7 @@ def _raw(group: str) -> Iterable[metadata.EntryPoint]:
         for dist in metadata.distributions():
             try:
                 own_entries = [entry for entry in dist.entry_points if entry.group == group]
-                by_distribution.setdefault(
-                    re.sub(r"[-_.]+", "-", dist.name).lower(), own_entries
-                )  # the first on the path
+                by_distribution.setdefault(normalized(dist.name), own_entries)  # the first on the path
             except Exception as cause:  # noqa: BLE001
                 _unreadable(str(getattr(dist, "_path", "?")), error_text(cause))
         return [entry for own_entries in by_distribution.values() for entry in own_entries]
@@ -186,7 +184,8 @@ class Plugin:
             try:
                 open_package(self.distribution)
                 with restored_process():
-                    loaded = _adapted(self) if self.adapter else imported(self.entry)
+                    adapt = load_plugin("adapters", self.adapter) if self.adapter else None
+                    loaded = adapt(self.name.partition(":")[2], self.name) if adapt else imported(self.entry)
                     return loaded, next((f"{self.words} {fault}." for fault in _faults(self, loaded)), "")
             except UsageError as refused:  # an adapter's own words
                 return None, str(refused)
@@ -211,21 +210,6 @@ class Plugin:
         if fault:
             raise PluginError(fault)
         return loaded
-
-    @cached_property
-    def _warned(self) -> bool:
-        if multiprocessing.parent_process() is None:  # workers find it too, but their parent has warned
-            warnings.warn(f"{self._import[1].rstrip('.')}; it is left out.", stacklevel=4)
-        return True
-
-    def leave_out(self) -> None:
-        """Warn, once, that this broken plugin is left out."""
-        assert self._warned
-
-
-def _adapted(plugin: Plugin) -> Any:
-    """Return the plugin that the adapter makes of the argument in the plugin's name."""
-    return load_plugin("adapters", plugin.adapter)(plugin.name.partition(":")[2], plugin.name)
 
 
 def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
@@ -380,8 +364,15 @@ def load_all(group: PluginGroup) -> dict[str, Any]:
         try:
             loaded[name] = plugin.loaded
         except UsageError:
-            plugin.leave_out()
+            _leave_out(plugin)
     return loaded
+
+
+@lru_cache
+def _leave_out(plugin: Plugin) -> None:
+    """Warn, once, that a broken plugin is left out."""
+    if multiprocessing.parent_process() is None:  # workers find it too, but their parent has warned
+        warnings.warn(f"{plugin._import[1].rstrip('.')}; it is left out.", stacklevel=3)
 
 
 # -- One-line summaries of plugins for lists: the first line of the docstring --

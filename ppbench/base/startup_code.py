@@ -7,7 +7,6 @@ ppbench itself requires is trusted, as are the tools that install packages.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -20,11 +19,10 @@ from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from ppbench.base.errors import one_line, shown
 from ppbench.base.import_guard import PACKAGE
-from ppbench.base.installation import DISTRIBUTION
+from ppbench.base.installation import DISTRIBUTION, source_of
 
 INSTALLERS = ("pip", "setuptools", "wheel", "uv")
 STARTED_BY_PYTHON = ("sitecustomize", "usercustomize")
@@ -138,13 +136,8 @@ def _foreign(top: str, name: str, roots: Sequence[str]) -> str:
         return f"a name of {'ppbench' if top.startswith(PACKAGE) else 'Python'}"
     if others:
         return f"which is of the package {others[0]}"
-    return "" if top in roots or _is_prefixed(top, name) else "a name that is neither its plugin's nor its own"
-
-
-def _is_prefixed(top: str, name: str) -> bool:
-    """Return whether a top-level module is a helper of a distribution: its name begins with the distribution's."""
-    plain = name.replace("-", "_")
-    return top.lower().lstrip("_").startswith(plain)
+    helper = top.lower().lstrip("_").startswith(name.replace("-", "_"))  # begins as the distribution's name
+    return "" if top in roots or helper else "a name that is neither its plugin's nor its own"
 
 
 def _runs_anywhere(name: str) -> Iterator[str]:
@@ -161,7 +154,7 @@ def _runs_anywhere(name: str) -> Iterator[str]:
         yield f"installs the command {command}, which ppbench runs"
     for path in files:
         if "/" not in path and path.endswith(".pth"):
-            yield from _pth_clauses(Path(str(dist.locate_file(path))), _is_editable(dist))
+            yield from _pth_clauses(Path(str(dist.locate_file(path))), bool(_editable_source(dist)))
     for top in sorted(_tops(files) & {*STARTED_BY_PYTHON}):
         yield f"installs {top}, which every Python process runs"
 
@@ -215,13 +208,13 @@ def _tops(files: Sequence[str]) -> set[str]:
     return tops
 
 
-def _is_editable(dist: metadata.Distribution) -> bool:
+def _editable_source(dist: metadata.Distribution) -> str:
+    """Return the folder of the source of an editable install, "" for any other."""
     try:
-        origin = json.loads(dist.read_text("direct_url.json") or "{}")
-        place = Path(unquote(urlsplit(str(origin.get("url", ""))).path))
-        return bool(origin.get("dir_info", {}).get("editable")) and place.is_dir()
+        source = source_of(dist)
+        return source.target if source.editable and Path(source.target).is_dir() else ""
     except Exception:  # noqa: BLE001
-        return False
+        return ""
 
 
 @lru_cache(maxsize=1)
@@ -335,9 +328,8 @@ def _homes(name: str) -> Iterator[str]:
     dist = installed(name)
     if dist is None:
         return
-    if _is_editable(dist):
-        origin = json.loads(dist.read_text("direct_url.json") or "{}")
-        yield os.path.realpath(unquote(urlsplit(origin["url"]).path)) + os.sep
+    if source := _editable_source(dist):
+        yield os.path.realpath(source) + os.sep
     for path in _files(dist) or ():
         if path.endswith((".py", ".so", ".pyd")):
             yield os.path.realpath(str(dist.locate_file(path)))

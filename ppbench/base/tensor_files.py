@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, because
@@ -26,8 +26,6 @@ def named_tensors(path: Path) -> Mapping[str, Any]:
     """Return the named tensors of a .safetensors file or a torch checkpoint (UsageError: it cannot be read as one)."""
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             return load_file(path)
         with warnings.catch_warnings():  # torch warns about files of other libraries
             warnings.simplefilter("ignore")
@@ -48,7 +46,6 @@ def named_tensors(path: Path) -> Mapping[str, Any]:
 # and of itself. Digests detect damage, not forgery: whoever can write a cache can also write its digests.
 
 DIGEST_ENTRY = "ppbench.sha256"
-_CHUNK = 1 << 20
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
@@ -130,8 +127,4 @@ def _body_digest(body: Mapping[str, Any]) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -13,9 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as tensors_of
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as bytes_of
 from torch import Tensor
@@ -23,14 +25,6 @@ from torch.utils import _pytree as pytree
 from typing_extensions import dataclass_transform
 
 from ppbench.base.errors import UsageError
-
-
-class Hash(Protocol):
-    """A digest of `hashlib`."""
-
-    def update(self, data: Any, /) -> None:
-        """Take in bytes."""
-
 
 Tree = Any
 Params = dict[str, Tensor]
@@ -227,7 +221,7 @@ def _flat(tree: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
     return store or {"empty": torch.zeros(0)}, {"tree": json.dumps(structure)}
 
 
-def update_digest(digest: Hash, *tensors: Tensor) -> None:
+def update_digest(digest: hashlib._Hash, *tensors: Tensor) -> None:
     """Update a digest with tensors: types, shapes and values, little-endian."""
     for tensor in tensors:
         array = tensor.detach().cpu().contiguous().numpy()
@@ -263,8 +257,6 @@ class Recent(Generic[T]):
 
 def load_tree(path: Path) -> Tree:
     """Return the tree in a file of `save_tree`. Raises UsageError: the file is no such file."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="pt") as file:
             structure = json.loads(file.metadata()["tree"])
@@ -280,9 +272,6 @@ LARGEST_HEADER = 1 << 24
 
 def unpacked(data: bytes) -> Tree:
     """Return the tree in the bytes of `packed`. Raises UsageError: they are something else."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load as tensors_of
-
     try:
         if (size := int.from_bytes(data[:8], "little")) > LARGEST_HEADER:
             raise UsageError(f"their header has {size:,} bytes, more than {LARGEST_HEADER:,}")

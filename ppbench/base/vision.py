@@ -20,30 +20,24 @@ _DECLARED: list[Any] = []
 
 
 def torchvision() -> ModuleType:
-    """Return the module torchvision, imported on the first call (ImportError: it is not installed).
+    """Return the module torchvision, imported on the first call (ImportError: it is not installed)."""
+    return importable(lambda: importlib.import_module("torchvision"))
+
+
+def importable(call: Callable[[], T]) -> T:
+    """Return what `call` returns; call it again with the workaround if its import of torchvision failed.
 
     The schemas are declared only after an import has failed for the lack of one: declaring them first and then
-    loading a torchvision that works aborts the process. RuntimeError: the import fails for another reason.
+    loading a torchvision that works aborts the process.
     """
     try:
-        return importlib.import_module("torchvision")
+        return call()
     except RuntimeError as cause:
         if "torchvision::nms" not in str(cause):
             raise
     for name in [name for name in sys.modules if name == "torchvision" or name.startswith("torchvision.")]:
         del sys.modules[name]  # the half-imported modules of the failed attempt
     _declare_missing()
-    return importlib.import_module("torchvision")
-
-
-def importable(call: Callable[[], T]) -> T:
-    """Return what `call` returns; call it again with the workaround if its import of torchvision failed."""
-    try:
-        return call()
-    except RuntimeError as cause:
-        if "torchvision::nms" not in str(cause):
-            raise
-    torchvision()
     return call()
 
 

@@ -16,7 +16,7 @@ from ppbench.federation.contract import Context, Defense, Job, Round, Server, St
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Batch, Data, Layout, Plan, all_at_once, shuffled
 from ppbench.federation.view import View
-from ppbench.federation.wire import Model, Slot
+from ppbench.federation.wire import Model
 
 # -- Centralized training: clients send their examples to the server. No defense; the upper bound of accuracy --
 
@@ -88,16 +88,13 @@ class Central(Defense):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the exact gradient of each victim's examples, which the adversary has; none for a client's view."""
-        shared, by_slot = Shared(view.plan), dict[Slot, Evidence]()
-        if not view.threat.sees_uploads:
-            return []
-        for exchange in view.exchanges():
-            if isinstance(exchange.answer, Examples) and exchange.slot not in by_slot:
-                params, simulate = exchange.request.params, shared.at(exchange.request.params)
-                with torch.no_grad():
-                    observed = simulate(exchange.answer.x[None], exchange.answer.y[None])
-                by_slot[exchange.slot] = Evidence((exchange.slot,), observed, simulate, params, channel="examples")
-        return list(by_slot.values())
+        shared, pieces = Shared(view.plan), []
+        for slot, exchange in view.first_uploads(Examples).items() if view.threat.sees_uploads else ():
+            params, simulate = exchange.request.params, shared.at(exchange.request.params)
+            with torch.no_grad():
+                observed = simulate(exchange.answer.x[None], exchange.answer.y[None])
+            pieces.append(Evidence((slot,), observed, simulate, params, channel="examples"))
+        return pieces
 
 
 # -- Weight transmission: the model travels from client to client through the server (Phong and Phuong 2019) --

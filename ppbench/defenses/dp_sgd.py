@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.dp import unit_noise
+from ppbench.defenses.dp import law_on_gradients, unit_noise
 from ppbench.federation.bounds import LARGEST_NUMBER, Positive, between
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Batch, Data, Noise, Plan, poisson
@@ -50,9 +50,7 @@ class DPSGD(Defense):
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the noise on one uploaded gradient."""
-        if self.noise_multiplier == 0 or plan.local.upload != "gradient":
-            return None
-        return Noise("gaussian", self.noise_multiplier * self.clip / plan.local.batch)
+        return law_on_gradients(plan, self.noise_multiplier * self.clip / plan.local.batch)
 
     def clipping(self, plan: Plan) -> float | None:
         """Return the norm to which each example's gradient is clipped."""

@@ -42,11 +42,7 @@ class SecureAggregation(PairedDefense):
     )
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"schedule": "parallel"} for name in ("quick", "paper")}
     epsilon_reason: ClassVar[str] = "there is no noise; the server reads the exact sum of the cohort's updates"
-
-    @property
-    def sums(self) -> bool:
-        """Return that only sums can be read."""
-        return True
+    sums = True
 
     def upload(self, ctx: Context, me: secagg.PairKeys, result: Params) -> Tree:
         """Return N_k / N times the update in fixed point, masked, int64 (Overflow)."""
@@ -72,10 +68,7 @@ class SecureAggregation(PairedDefense):
         """
         if not view.threat.sees_uploads:
             return others_evidence(view, partial(self._own, view), _weights(view))
-        first: dict[object, Exchange] = {}
-        for exchange in view.exchanges():
-            first.setdefault(exchange.slot, exchange)
-        uploads, shared = list(first.values()), Shared(view.plan)
+        uploads, shared = list(view.first_uploads().values()), Shared(view.plan)
         if view.threat.colludes:
             bare = [(e, self._bare(view, e)) for e in uploads if e.slot.client == TARGET]
             return [
@@ -140,7 +133,6 @@ class SparseSecureAggregation(SecureAggregation):
 
     name: ClassVar[str] = "secagg_plus"
     paper: ClassVar[str] = "Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, CCS 2020"
-    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"schedule": "parallel"} for name in ("quick", "paper")}
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Draw the graph and exchange keys along it; no client learns of others than its neighbors."""

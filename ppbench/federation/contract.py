@@ -29,7 +29,7 @@ from ppbench.federation.wire import SERVER, Hello, Join, Model, Slot, Update, ch
 
 # -- The encryption of a round, in counts that a defense states; `run/cost.py` times one of each operation --
 
-CipherScheme = Literal["paillier", "mife", "mcfe"]
+CipherScheme = Literal["paillier", "mife"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class Ciphering:
 
     Attributes:
         scheme: "paillier": threshold Paillier (Damgard and Jurik 2001); "mife": multi-input functional encryption of
-            inner products (Abdalla et al. 2018, from Agrawal, Libert and Stehle); "mcfe": the same with labels (Chotard
-            et al. 2018).
+            inner products (Abdalla et al. 2018, from Agrawal, Libert and Stehle).
         bits: of Paillier's modulus, or of the group's order.
         slots: numbers in one ciphertext.  size: bytes of one ciphertext.
         clients, threshold: how many encrypt, and how many must decrypt (0 if the server's key decrypts).
@@ -74,9 +73,9 @@ def paillier(bits: int, clients: int, threshold: int, values: int) -> Ciphering:
     return Ciphering("paillier", bits, (bits - 1) // SLOT_BITS, 2 * bits // 8, clients, threshold, values)
 
 
-def functional(scheme: CipherScheme, clients: int, values: int) -> Ciphering:
-    """Return functional encryption of each number: three points, (r, r a, x + u + r W a); with labels ("mcfe") one."""
-    return Ciphering(scheme, 8 * POINT_BYTES, 1, (1 if scheme == "mcfe" else 3) * POINT_BYTES, clients, 0, values)
+def functional(clients: int, values: int) -> Ciphering:
+    """Return functional encryption of each number: three points, (r, r a, x + u + r W a)."""
+    return Ciphering("mife", 8 * POINT_BYTES, 1, 3 * POINT_BYTES, clients, 0, values)
 
 
 # -- The evidence of an attacker that takes every upload for an undefended one: the default of `Defense.evidence` --
@@ -120,7 +119,7 @@ def _fits(update: Params, like: Params) -> bool:
 
 def client_observations(view: View) -> Iterator[tuple[tuple[Slot, ...], list[Exchange], Params, Params]]:
     """Yield by probe what curious clients saw of a round: all others' slots, their own uploads, two models in a row."""
-    first = {exchange.slot: exchange for exchange in reversed(list(view.exchanges()))}
+    first = view.first_uploads()
     for probe, _ in view.data:
         sent = [m.params for m in view.broadcasts(probe) if isinstance(m, Model)]
         inside = [Slot(probe, c) for c in range(view.plan.clients) if view.inside(c)]
@@ -148,9 +147,7 @@ def others_evidence(
         divisor = sum(theirs) * as_gradient(view.plan, own_uploads[0].round)
         total = {n: (first[n].double() - second[n].double()) / opt.lr * size for n in first}
         observed = {n: (total[n] - sum(part[n].double() for part in parts)) / divisor for n in first}
-        equal = max(theirs) - min(theirs) < 1e-12
-        simulate = shared.at(first, () if equal else tuple(weight / sum(theirs) for weight in theirs))
-        pieces.append(Evidence(others, observed, simulate, first if equal else None, channel="aggregate"))
+        pieces.append(shared.mean(others, observed, first, [w / sum(theirs) for w in theirs], "aggregate"))
     return pieces
 
 

@@ -21,8 +21,7 @@ from ppbench.federation.view import BEGUN, Begun, StateRecord
 from ppbench.federation.wire import SERVER, Wire
 from ppbench.nets.net import build
 
-# -- A canary client, whose update is a given direction: its loss is linear in the weights; the defense's code runs
-# --
+# -- A canary client, whose update is a given direction: its loss is linear in the weights --
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,27 +134,6 @@ Working = Generator[Work, Mapping[int, Tree], T]
 """A part of a federation's run: it yields its clients' computations and receives the results."""
 
 
-def run_together(parts: Sequence[Working[T]]) -> list[T]:
-    """Run several parts side by side and return their results; work that they yield together is computed at once."""
-    waiting: dict[int, Work] = {}
-    ended: dict[int, T] = {}
-
-    def go_on(index: int, results: Mapping[int, Tree] | None) -> None:
-        try:
-            waiting[index] = parts[index].send(results)  # type: ignore[arg-type]  # None starts a generator
-        except StopIteration as stop:
-            ended[index] = stop.value
-
-    for index in range(len(parts)):
-        go_on(index, None)
-    while waiting:
-        work = dict(waiting)
-        waiting.clear()
-        for index, results in compute_all(work).items():
-            go_on(index, results)
-    return [ended[index] for index in range(len(parts))]
-
-
 def compute_all(work_by_key: Mapping[int, Work]) -> dict[int, dict[int, Tree]]:
     """Return the results of each piece of work, by its key and client; one vmap for each defense and plan."""
     results: dict[int, dict[int, Tree]] = {}
@@ -175,6 +153,30 @@ def compute_all(work_by_key: Mapping[int, Work]) -> dict[int, dict[int, Tree]]:
         for (key, client), result in client_map("vmap", work.defense, work.plan, jobs).items():
             results[key][client] = result
     return results
+
+
+def run_together(
+    parts: Sequence[Working[T]],
+    compute: Callable[[Mapping[int, Work]], Mapping[int, Mapping[int, Tree]]] = compute_all,
+) -> list[T]:
+    """Run several parts side by side and return their results; work that they yield together is computed at once."""
+    waiting: dict[int, Work] = {}
+    ended: dict[int, T] = {}
+
+    def go_on(index: int, results: Mapping[int, Tree] | None) -> None:
+        try:
+            waiting[index] = parts[index].send(results)  # type: ignore[arg-type]  # None starts a generator
+        except StopIteration as stop:
+            ended[index] = stop.value
+
+    for index in range(len(parts)):
+        go_on(index, None)
+    while waiting:
+        work = dict(waiting)
+        waiting.clear()
+        for index, results in compute(work).items():
+            go_on(index, results)
+    return [ended[index] for index in range(len(parts))]
 
 
 def party_context(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,7 +30,7 @@ EXPLAINED_FLOOR = 1e-4
 class Mappable:
     """A `simulate` that runs under vmap over victims: it draws nothing and branches on no value.
 
-    params: all its tensors; simulations of one `family` differ in nothing else.
+    params: all its tensors; simulations of one `family` differ in nothing else. Other fields are compared.
     alters: whether it changes the gradient at `Evidence.params`; then no search may use that gradient instead.
     """
 
@@ -38,8 +38,8 @@ class Mappable:
     alters: ClassVar[bool] = False
 
     def family(self) -> Hashable:
-        """Return a key that is equal for simulations that differ only in `params`."""
-        raise NotImplementedError
+        """Return a key that is equal for simulations that differ only in the values of `params`."""
+        return type(self), len(self.params), *(getattr(self, f.name) for f in fields(self) if f.name != "params")
 
 
 @dataclass(frozen=True)
@@ -257,10 +257,6 @@ class PlainGradient(Mappable):
 
     plan: Plan
 
-    def family(self) -> Hashable:
-        """Return the plan."""
-        return PlainGradient, self.plan
-
     def __call__(self, x: Tensor, y: Tensor) -> Params:
         """Return the gradient of a batch x [U, B, *shape], y [U, B, C], in the dtype of x."""
         images, labels = x.flatten(0, 1), y.flatten(0, 1)
@@ -297,6 +293,17 @@ class Shared:
             simulate = self.make(self.plan, model)
             self.known[id(model), shares] = _weighted_mean(simulate, shares) if shares else simulate
         return self.known[id(model), shares]
+
+    def mean(
+        self, unit: tuple[Slot, ...], observed: Params, params: Params, shares: Sequence[float], channel: str
+    ) -> Evidence:
+        """Return evidence from a mean gradient of `unit` at `params`; shares: of its slots, in order, 1 together.
+
+        The mean of equal batches is the gradient of all of them together; an unequally weighted one is none.
+        """
+        equal = max(shares) - min(shares) < 1e-12
+        simulate = self.at(params, () if equal else tuple(shares))
+        return Evidence(unit, observed, simulate, params if equal else None, channel=channel)
 
 
 def _weighted_mean(simulate_slot: Simulate, shares: tuple[float, ...]) -> Simulate:

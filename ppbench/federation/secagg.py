@@ -457,11 +457,8 @@ def cohorts(exchanges: Iterable[Exchange], clients: int) -> list[list[Exchange]]
 def cohort_evidence(shared: Shared, mean: Params, unit: Sequence[Exchange], server: Server) -> Evidence:
     """Return evidence about a cohort (one upload per client) from the N_k-weighted `mean` of its gradients."""
     counts = server.counts[[e.slot.client for e in unit]].double()
-    shares = tuple((counts / counts.sum()).tolist())
-    equal = max(shares) - min(shares) < 1e-12
-    params = server.params if equal else None  # the mean of equal batches is the gradient of all of them together
     slots = tuple(e.slot for e in unit)
-    return Evidence(slots, mean, shared.at(server.params, () if equal else shares), params, channel="sum")
+    return shared.mean(slots, mean, server.params, (counts / counts.sum()).tolist(), "sum")
 
 
 # -- Colluders' unmasking of uploads, for the evidence of several defenses --

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -84,6 +84,11 @@ class Begun:
     secret: Tensor = torch.zeros(KEY_BYTES, dtype=torch.uint8)
 
 
+def tuples_of(records: Iterable[Envelope | StateRecord]) -> list[tuple[Any, ...]]:
+    """Return messages or states as tuples of their fields, in order, which a tree can hold."""
+    return [tuple(vars(record).values()) for record in records]
+
+
 BEGUN = -1
 """The step number of a round's `Begun` in a transcript, before the first step."""
 
@@ -149,6 +154,14 @@ class View:
                     envelope.step,
                 )
 
+    def first_uploads(self, kind: type = object) -> dict[Slot, Exchange]:
+        """Return the first upload of each slot whose answer is of a `kind`, in the order of `exchanges`."""
+        first: dict[Slot, Exchange] = {}
+        for exchange in self.exchanges():
+            if isinstance(exchange.answer, kind):
+                first.setdefault(exchange.slot, exchange)
+        return first
+
     def by_round(self) -> list[View]:
         """Return the parts of the view about single rounds, in order, for every round with uploads.
 
@@ -188,12 +201,16 @@ class View:
 
         Without messages of set-up their part is left out, as in older files.
         """
-        mail, set_up = (
-            [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in letters]
-            for letters in (self.mail, self.set_up)
-        )
-        states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
-        return [mail, states, [list(pair) for pair in self.data], self.public, *([set_up] if set_up else [])]
+        set_up = [tuples_of(self.set_up)] if self.set_up else []
+        return [tuples_of(self.mail), tuples_of(self.states), [list(pair) for pair in self.data], self.public, *set_up]
+
+    def with_parts(self, parts: Any) -> View:
+        """Return this view with what `parts` returned of another one (ValueError, TypeError: it is none)."""
+        mail, states, data, public, *more = parts
+        letters, set_up = (tuple(Envelope(*row) for row in some) for some in (mail, *(more or [[]])))
+        own = tuple((probe, batch) for probe, batch in data)
+        known = tuple(StateRecord(*row) for row in states)
+        return dataclasses.replace(self, mail=letters, states=known, data=own, public=public, set_up=set_up)
 
     def save(self, folder: Path) -> None:
         """Write the view to `folder` (created): tensors as safetensors, the rest as JSON.
@@ -223,19 +240,9 @@ class View:
         defense = load_plugin("defenses", about["defense"]["name"])(**about["defense"]["parameters"])
         plan = TypeAdapter(Plan).validate_python(about["plan"])
         parts = tree.moved(tree.load_tree(folder / "view.safetensors"), torch.device(device))
-        mail, states, data, public, *set_up = parts
-        return View(
-            threat_model(about["threat"]),
-            about["party"],
-            plan,
-            defense,
-            tuple(Envelope(*envelope) for envelope in mail),
-            tuple(StateRecord(*record) for record in states),
-            tuple((probe, own) for probe, own in data),
-            public,
-            tuple((int(probe), int(round_), str(name)) for probe, round_, name in about["sessions"]),
-            tuple(Envelope(*envelope) for letters in set_up for envelope in letters),
-        )
+        sessions = tuple((int(probe), int(round_), str(name)) for probe, round_, name in about["sessions"])
+        threat = threat_model(about["threat"])
+        return View(threat, about["party"], plan, defense, (), (), sessions=sessions).with_parts(parts)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from torch import Tensor
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree, detached, nbytes, node
 
-# -- Messages that most protocols share. A defense may define its own with `@node`; leaves have the dtype that is
-# sent --
+# -- Messages that most protocols share. A defense may define its own with `@node`; leaves have the dtype sent --
 
 MAX_EXAMPLES = 2**40
 """Largest number of examples of one client: sums over clients stay far from the end of int64."""

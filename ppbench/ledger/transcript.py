@@ -23,8 +23,8 @@ from ppbench.base.registry import STOCK_PREFIX, admit, find, plugins
 from ppbench.federation.contract import Defense, evidence_faults
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.threats import THREATS, threat_model
-from ppbench.federation.view import PublicDefense, StateRecord, View
-from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.federation.view import PublicDefense, View
+from ppbench.federation.wire import SERVER, Slot
 from ppbench.ledger.form import ABOUT, TENSOR_BYTES, VIEW, TranscriptInfo, parse_json, read_bounded
 from ppbench.nets.net import parameters_of
 from ppbench.questions.base import MissingQuestion, question_of
@@ -118,15 +118,11 @@ def network_faults(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
 
 def read_view(about: TranscriptInfo, plan: Plan, defense: PublicDefense, parts: Any) -> View:
     """Return the view made of a tree's `parts`; UsageError, a clause: they are no view."""
+    empty = View(threat_model(about.threat), about.party, plan, defense, (), (), sessions=about.sessions)
     try:
-        mail, states, data, public, *more = parts
-        letters, set_up = (tuple(Envelope(*letter) for letter in some) for some in (mail, *(more or [[]])))
-        kept = tuple(StateRecord(*state) for state in states)
-        own = tuple((probe, one) for probe, one in data)
+        view = empty.with_parts(parts)
     except VIEW_ERRORS as cause:
         raise UsageError("it is not made of mail, states and examples") from cause
-    threat = threat_model(about.threat)
-    view = View(threat, about.party, plan, defense, letters, kept, own, public, about.sessions, set_up)
     for fault in (*_of_mail(view, about), *_of_examples(view)):
         raise UsageError(fault)
     _check_evidence(view)

@@ -12,7 +12,7 @@ import io
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -51,25 +51,16 @@ class Factor:
 
     def multiplier(self, scales: Tensor) -> Tensor:
         """Return the multiplier [*shape] for scales [1 + count] with scales[0] = 1."""
-        one = torch.ones((), dtype=scales.dtype, device=scales.device)
-        out, inp = self._places
-        value = one if out is None else _along(scales[out], self.axis, len(self.shape))
-        if inp is not None:
-            value = value / _along(scales[inp], self.axis if self.diagonal else 1, len(self.shape))
+        value = torch.ones((), dtype=scales.dtype, device=scales.device)
+        if self.out is not None:
+            value = _along(scales, self.out, self.axis, len(self.shape))
+        if self.inp is not None:
+            value = value / _along(scales, self.inp, self.axis if self.diagonal else 1, len(self.shape))
         return value.expand(self.shape)  # a view: nothing writes to it
 
-    @cached_property
-    def _places(self) -> tuple[Tensor | None, Tensor | None]:
-        """`out` and `inp` as index tensors, made once: multipliers are needed in every round."""
-        return _index(self.out), _index(self.inp)
 
-
-def _index(numbers: Numbers | None) -> Tensor | None:
-    return None if numbers is None else torch.from_numpy(numbers)
-
-
-def _along(vector: Tensor, axis: int, dims: int) -> Tensor:
-    return vector.view([-1 if d == axis else 1 for d in range(dims)])
+def _along(scales: Tensor, numbers: Numbers, axis: int, dims: int) -> Tensor:
+    return scales[torch.from_numpy(numbers)].view([-1 if d == axis else 1 for d in range(dims)])
 
 
 @dataclass(frozen=True)
@@ -156,8 +147,7 @@ def refusal(layer: str, reason: str, instead: str) -> LayerRefused:
     return LayerRefused(layer, f"{reason}, so it cannot be perturbed exactly; use {instead}.")
 
 
-# -- Channel scales through each kind of layer and function; those that do not commute with scales are refused by
-# name --
+# -- Channel scales through each kind of layer and function; what does not commute with scales is refused by name --
 
 TRANSITIONAL = "transitional_"
 """Prefix of free-standing parameters, one factor per channel, after which a new scale begins (MP-DP, Eq. 12)."""

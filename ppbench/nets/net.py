@@ -228,14 +228,10 @@ def _network_faults(module: Classifier, spec: NetSpec) -> Iterator[str]:
 
 
 def _check_options(spec: NetSpec, factory: Callable[..., Any]) -> None:
-    """Raise UsageError for options that the model does not have; `options_of` names the function it passes them to."""
-    known = dict(inspect.signature(factory).parameters)
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-        known = {**known, **inspect.signature(getattr(factory, "options_of", factory)).parameters}
+    """Raise UsageError for options that the model does not have; it may take any if it has **options."""
+    known = inspect.signature(factory).parameters
     option_names = [name for name, parameter in known.items() if parameter.kind is parameter.KEYWORD_ONLY]
-    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()) and not hasattr(
-        factory, "options_of"
-    )
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for name, _ in spec.options:
         if name not in option_names and not free:
             raise unknown(f"option of model {spec.model!r}", name, option_names or ["(it has none)"])

@@ -8,12 +8,13 @@ import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, cast, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, cast, get_args
 from urllib.parse import parse_qsl
 
 from ppbench.base.errors import UsageError, because, shown, unknown
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 # -- The options behind the "?" in the name of a csv data set --
 
 CSV_FORM = "target=NAME&sep=CHARACTER&split=8:1:1&task=regression"
-_DEFAULT_SPLIT = (4, 0, 1)
 _CHARACTERS = {"tab": "\t", "\\t": "\t", "space": " "}
 CsvTask = Literal["classification", "regression"]
 
@@ -42,7 +42,7 @@ class CsvOptions:
 
     target: str | None = None
     task: CsvTask = "classification"
-    split: tuple[int, int, int] = _DEFAULT_SPLIT
+    split: tuple[int, int, int] = (4, 0, 1)
     sep: str | None = None
     encoding: str | None = None
     header: int | None = None
@@ -58,9 +58,6 @@ class CsvOptions:
         return NumberForm(self.decimal or ".", self.thousands)
 
 
-OPTION_NAMES = tuple(field.name for field in fields(CsvOptions))
-
-
 def options_of(query: str) -> CsvOptions:
     """Return the options in `query`, "target=y&sep=;". UsageError: one is unknown or has an unusable value."""
     try:
@@ -69,26 +66,11 @@ def options_of(query: str) -> CsvOptions:
         raise UsageError(f"The csv options {shown(query)} are malformed; write '{CSV_FORM}'.") from cause
     values = dict(pairs)
     for name, _ in pairs:
-        if name not in OPTION_NAMES:
-            raise unknown("csv option", name, OPTION_NAMES)
+        if name not in _READERS:
+            raise unknown("csv option", name, _READERS)
     if len(values) < len(pairs):
         raise UsageError(f"The csv options {shown(query)} name one option twice; write each once, lists with commas.")
-    task = values.get("task", "classification")
-    if task not in get_args(CsvTask):
-        raise unknown("csv task", task, get_args(CsvTask))
-    options = CsvOptions(
-        target=values["target"].strip() if "target" in values else None,
-        task=cast(CsvTask, task),
-        split=_shares(values.get("split")),
-        sep=_character("sep", values["sep"]) if "sep" in values else None,
-        encoding=_encoding(values["encoding"]) if "encoding" in values else None,
-        header=_line(values["header"]) if "header" in values else None,
-        decimal=_character("decimal", values["decimal"]) if "decimal" in values else None,
-        thousands=_character("thousands", values["thousands"]) if "thousands" in values else "",
-        na=tuple(mark.strip() for mark in values["na"].split(",")) if "na" in values else None,
-        categories=values.get("categories", ""),
-        drop=values.get("drop", ""),
-    )
+    options = CsvOptions(**{name: read(values[name]) for name, read in _READERS.items() if name in values})
     for name, mark in (("decimal", options.form.decimal), ("thousands", options.thousands)):
         if mark.isalnum() or mark in ("+", "-", '"') or (name == "thousands" and mark == options.form.decimal):
             raise UsageError(f"The csv option {name}={shown(mark)} cannot be used; write e.g. 'decimal=,&thousands=.'.")
@@ -103,6 +85,12 @@ def named_columns(text: str, known: Sequence[str]) -> list[str]:
         if name not in known:
             raise unknown("column", name, known)
     return names
+
+
+def _task(name: str) -> str:
+    if name not in get_args(CsvTask):
+        raise unknown("csv task", name, get_args(CsvTask))
+    return name
 
 
 def _character(name: str, text: str) -> str:
@@ -134,9 +122,7 @@ def _line(text: str) -> int:
     return 0 if text == "none" else int(text)
 
 
-def _shares(text: str | None) -> tuple[int, int, int]:
-    if text is None:
-        return _DEFAULT_SPLIT
+def _shares(text: str) -> tuple[int, int, int]:
     parts = re.fullmatch(r"(\d{1,6}):(\d{1,6}):(\d{1,6})", text, re.ASCII)
     train, validation, test = map(int, parts.groups()) if parts else (0, 0, 0)
     if train == 0 or test == 0:
@@ -145,6 +131,22 @@ def _shares(text: str | None) -> tuple[int, int, int]:
             "whole numbers, as 'split=8:1:1' or 'split=4:0:1', training and test above 0."
         )
     return train, validation, test
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "task": _task,
+    "target": str.strip,
+    "split": _shares,
+    "sep": partial(_character, "sep"),
+    "encoding": _encoding,
+    "header": _line,
+    "decimal": partial(_character, "decimal"),
+    "thousands": partial(_character, "thousands"),
+    "na": lambda text: tuple(mark.strip() for mark in text.split(",")),
+    "categories": str,
+    "drop": str,
+}
+"""What reads the text of each option of `CsvOptions`."""
 
 
 _SEPARATORS = (",", ";", "\t", "|")

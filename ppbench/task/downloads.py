@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,10 +76,7 @@ def _part(source: DownloadedSet, root: Path, *, train: bool) -> tuple[Tensor, Te
     part: dict[str, Any] = {"train": train}
     if source.factory == "SVHN":
         part = {"split": "train" if train else "test"}
-    if source.axes == "NHW":
-        _check_legacy(root / source.folder)
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for results; older versions of torchvision print there
-        dataset = factory(str(root), download=True, **part)
+    dataset = factory(str(root), download=True, **part)
     x = torch.as_tensor(dataset.data)
     if source.axes == "NHW":
         x = x[:, None]
@@ -89,10 +84,3 @@ def _part(source: DownloadedSet, root: Path, *, train: bool) -> tuple[Tensor, Te
         x = x.permute(0, 3, 1, 2)
     labels = dataset.labels if source.factory == "SVHN" else dataset.targets
     return x.contiguous(), torch.as_tensor(labels, dtype=torch.int64)
-
-
-def _check_legacy(raw: Path) -> None:
-    """Refuse files of torchvision before 0.9 (UsageError): unpickling them may run code."""
-    old = raw.parent / "processed"
-    if any((old / name).exists() for name in ("training.pt", "test.pt")):
-        raise UsageError(f"{old} holds files of an old torchvision, which may run code when read; delete that folder.")

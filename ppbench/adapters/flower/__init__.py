@@ -23,20 +23,11 @@ if TYPE_CHECKING:
 STOCK_NAMES: Mapping[str, tuple[str, ...]] = {
     "fedavg": ("FedAvg",),
     "dp_server_fixed": ("DifferentialPrivacyServerSideFixedClipping",),
-    "dp_client_fixed": (
-        "DifferentialPrivacyClientSideFixedClipping",
-        "fixedclipping_mod",
-    ),
+    "dp_client_fixed": ("DifferentialPrivacyClientSideFixedClipping", "fixedclipping_mod"),
     "dp_server_adaptive": ("DifferentialPrivacyServerSideAdaptiveClipping",),
-    "dp_client_adaptive": (
-        "DifferentialPrivacyClientSideAdaptiveClipping",
-        "adaptiveclipping_mod",
-    ),
+    "dp_client_adaptive": ("DifferentialPrivacyClientSideAdaptiveClipping", "adaptiveclipping_mod"),
     "local_dp": ("LocalDpMod",),
-    "secaggplus": (
-        "SecAggPlusWorkflow",
-        "secaggplus_mod",
-    ),
+    "secaggplus": ("SecAggPlusWorkflow", "secaggplus_mod"),
     "fedmedian": ("FedMedian",),
     "krum": ("Krum",),
     "fedadam": ("FedAdam",),

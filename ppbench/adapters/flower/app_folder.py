@@ -51,7 +51,6 @@ from ppbench.base.toml_files import tomllib
 from ppbench.base.tree import Tree
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.plan import Data, Plan
-from ppbench.nets.classifier import UserNetwork
 from ppbench.nets.net import initial
 
 FILE = "pyproject.toml"
@@ -105,7 +104,7 @@ class App(FlowerDefense):
         with as_usage_error():
             with running_flower("The strategy", 0):
                 request = next(
-                    iter(made.strategy.configure_train(1, array_record(params), made.config, Nodes(plan.clients)))
+                    iter(made.server.configure_train(1, array_record(params), made.config, Nodes(plan.clients)))
                 )
             with watched() as steps:
                 context = self._context(plan, 0, record_dict(content_tree({})))
@@ -154,7 +153,7 @@ class App(FlowerDefense):
 
         Buffers that it sends back are visible, but not aggregated: ppbench's networks have none that change.
         """
-        names = state_dict_names(plan)
+        names = {name: plan.net.own_name(name) for name in plan.net.names}  # in the network's own `state_dict`
         module = imported(metadata.EntryPoint("network", self.folder.network, ""))()
         buffers = array_record(dict(module.named_buffers()))
         for key, record in [*request.array_records.items()]:
@@ -178,12 +177,6 @@ class App(FlowerDefense):
     def _context(self, plan: Plan, party: int, state: Any) -> FlowerContext:
         place: dict[str, Any] = {"partition-id": party, "num-partitions": plan.clients}
         return FlowerContext(RUN, node_of(party), place, state, self._settings(plan))
-
-
-def state_dict_names(plan: Plan) -> dict[str, str]:
-    """Return the names in the network's own `state_dict`, by ppbench's names of its parameters."""
-    module = plan.net.module
-    return {name: module.own_name(name) if isinstance(module, UserNetwork) else name for name in plan.net.names}
 
 
 def _start(self: Strategy, grid: Any, initial_arrays: ArrayRecord, *rest: Any, **named: Any) -> Any:
@@ -248,7 +241,7 @@ def _class(name: str, folder: AppFolder, digest: str) -> type[App]:
     }  # fmt: skip
     attributes = {
         "name": name, "folder": folder, "setting": {preset: federation for preset in ("quick", "paper")},
-        "version": f"1+flwr{metadata.version('flwr')}+{digest}", "__module__": folder.network.partition(":")[0],
+        "version": f"{App.version}+{digest}", "__module__": folder.network.partition(":")[0],
         "__doc__": "A Flower app of yours.",
     }  # fmt: skip
     return cast("type[App]", dataclass(frozen=True)(type("Yours", (App,), attributes)))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any, ClassVar
 
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp import strategy as strategies
+from flwr.serverapp.strategy import Strategy
 
 from ppbench.adapters.flower.mechanism import FlowerDefense, Mod, StrategyAndMods
 from ppbench.adapters.flower.runtime import running_flower
@@ -40,7 +40,7 @@ def defense(address: str, name: str) -> type[FlowerDefense]:
     def parts(self: FlowerDefense, clients: int) -> Any:
         return _called(function, clients, **asdict(self))
 
-    return function.defense(Secure if _aggregates_securely(function) else FlowerDefense, "flwr", parts=parts)
+    return function.defense(Secure if _aggregates_securely(function) else FlowerDefense, parts=parts)
 
 
 def _called(function: UserFunction, clients: int, **parameters: Any) -> Any:
@@ -57,46 +57,24 @@ def _aggregates_securely(function: UserFunction) -> bool:
     return isinstance(made, tuple) and bool(made) and isinstance(made[0], SecAggPlusWorkflow)
 
 
-FLOWER_VERSION = f"1+flwr{metadata.version('flwr')}"
 GRIDS: Grids = {"quick": (0.01, 0.1, 1.0), "paper": (0.01, 0.1, 0.5, 1.0)}
 NO_NOISE_SENT = "uploads carry no noise: the server that adds it sees each client's weights, as its threat model says"
 
 
-@dataclass(frozen=True)
-class FlowerStock(FlowerDefense):
-    """A mechanism that ships with Flower. stock: its name behind "flower:stock/"."""
-
-    stock: ClassVar[str]
-    version: ClassVar[str] = FLOWER_VERSION
-
-
-def _taking_all(clients: int) -> strategies.FedAvg:
-    """Return FedAvg that takes all clients, even a single one."""
-    return strategies.FedAvg(min_train_nodes=1, min_available_nodes=min(2, clients))
+def _taking_all(clients: int, strategy: str = "FedAvg") -> Strategy:
+    """Return one of Flower's strategies that takes all clients, even a single one."""
+    made: Strategy = getattr(strategies, strategy)(min_train_nodes=1, min_available_nodes=min(2, clients))
+    return made
 
 
 @dataclass(frozen=True)
-class FlowerFedAvg(FlowerStock):
-    """Federated averaging: clients train, the server averages weights by numbers of examples."""
-
-    name: ClassVar[str] = "flower:stock/fedavg"
-    stock: ClassVar[str] = "fedavg"
-    epsilon_reason: ClassVar[str] = "federated averaging adds nothing"
-
-    def parts(self, clients: int) -> StrategyAndMods:
-        """Return FedAvg and no mods."""
-        return _taking_all(clients), []
-
-
-@dataclass(frozen=True)
-class FixedClipping(FlowerStock):
+class FixedClipping(FlowerDefense):
     """Central differential privacy, fixed clipping by the server: it clips each update and noises their mean."""
 
     noise_multiplier: NonNegative = 1.0
     clipping_norm: Positive = 1.0
 
     name: ClassVar[str] = "flower:stock/dp_server_fixed"
-    stock: ClassVar[str] = "dp_server_fixed"
     control: ClassVar[str] = "noise_multiplier"
     grids: ClassVar[Grids] = GRIDS
     epsilon_reason: ClassVar[str] = NO_NOISE_SENT
@@ -114,7 +92,6 @@ class ClientFixedClipping(FixedClipping):
     """Central differential privacy, fixed clipping by the clients: they clip, the server noises the mean."""
 
     name: ClassVar[str] = "flower:stock/dp_client_fixed"
-    stock: ClassVar[str] = "dp_client_fixed"
     kin: ClassVar[str] = "dp_sgd"
     wrapper: ClassVar[str] = "DifferentialPrivacyClientSideFixedClipping"
     mods: ClassVar[tuple[Mod, ...]] = (fixedclipping_mod,)
@@ -125,7 +102,7 @@ class ClientFixedClipping(FixedClipping):
 
 
 @dataclass(frozen=True)
-class AdaptiveClipping(FlowerStock):
+class AdaptiveClipping(FlowerDefense):
     """Central differential privacy, adaptive clipping by the server, to a norm that follows the updates' norms."""
 
     noise_multiplier: NonNegative = 0.1
@@ -133,7 +110,6 @@ class AdaptiveClipping(FlowerStock):
     clipped_count_stddev: Positive = 1.0
 
     name: ClassVar[str] = "flower:stock/dp_server_adaptive"
-    stock: ClassVar[str] = "dp_server_adaptive"
     control: ClassVar[str] = "noise_multiplier"
     grids: ClassVar[Grids] = GRIDS
     epsilon_reason: ClassVar[str] = NO_NOISE_SENT
@@ -151,13 +127,12 @@ class ClientAdaptiveClipping(AdaptiveClipping):
     """Central differential privacy, adaptive clipping by the clients, which report whether they clipped."""
 
     name: ClassVar[str] = "flower:stock/dp_client_adaptive"
-    stock: ClassVar[str] = "dp_client_adaptive"
     wrapper: ClassVar[str] = "DifferentialPrivacyClientSideAdaptiveClipping"
     mods: ClassVar[tuple[Mod, ...]] = (adaptiveclipping_mod,)
 
 
 @dataclass(frozen=True)
-class LocalDP(FlowerStock):
+class LocalDP(FlowerDefense):
     """Local differential privacy: each client clips its update and adds Gaussian noise before it sends it.
 
     The noise is sensitivity sqrt(2 ln(1.25 / delta)) / epsilon on every weight, whatever the clipping norm.
@@ -171,7 +146,6 @@ class LocalDP(FlowerStock):
     delta: Positive = 1e-5
 
     name: ClassVar[str] = "flower:stock/local_dp"
-    stock: ClassVar[str] = "local_dp"
     kin: ClassVar[str] = "dp_sgd"
     control: ClassVar[str] = "noise_multiplier"
     grids: ClassVar[Grids] = GRIDS
@@ -227,8 +201,6 @@ class SecAggPlus(Secure):
     quantization: PositiveInt = 2**22
 
     name: ClassVar[str] = "flower:stock/secaggplus"
-    stock: ClassVar[str] = "secaggplus"
-    version: ClassVar[str] = FLOWER_VERSION
 
     def parts(self, clients: int) -> Any:
         """Return the workflow and the mod."""
@@ -237,21 +209,23 @@ class SecAggPlus(Secure):
         return SecAggPlusWorkflow(shares, self.threshold, max_weight=self.max_weight, **ranges), [secaggplus_mod]
 
 
-def _protocol(name: str, about: str, strategy: str) -> type[FlowerStock]:
-    """Return a defense class for a strategy with its default settings."""
+def _protocol(
+    name: str, about: str, strategy: str, adds: str = "a way to aggregate, which adds nothing to uploads"
+) -> type[FlowerDefense]:
+    """Return a defense class for a strategy with its default settings. adds: why it has no epsilon."""
 
-    def parts(self: FlowerStock, clients: int) -> StrategyAndMods:
-        return getattr(strategies, strategy)(min_train_nodes=1, min_available_nodes=min(2, clients)), []
+    def parts(self: FlowerDefense, clients: int) -> StrategyAndMods:
+        return _taking_all(clients, strategy), []
 
     attributes = {
-        "name": f"flower:stock/{name}", "stock": name, "parts": parts, "__doc__": about, "__module__": __name__,
-        "epsilon_reason": "a way to aggregate, which adds nothing to uploads",
+        "name": f"flower:stock/{name}", "parts": parts, "epsilon_reason": adds, "__doc__": about, "__module__": __name__
     }  # fmt: skip
-    return dataclass(frozen=True)(type(strategy, (FlowerStock,), attributes))
+    return dataclass(frozen=True)(type(strategy, (FlowerDefense,), attributes))
 
 
-FLOWER_STOCK: tuple[type[FlowerStock | SecAggPlus], ...] = (
-    FlowerFedAvg,
+_AVERAGES = "Federated averaging: clients train, the server averages weights by numbers of examples."
+FLOWER_STOCK: tuple[type[FlowerDefense], ...] = (
+    _protocol("fedavg", _AVERAGES, "FedAvg", "federated averaging adds nothing"),
     FixedClipping,
     ClientFixedClipping,
     AdaptiveClipping,

@@ -7,9 +7,9 @@ gradient. Snapshots of the strategy and the clients' contexts are taken after ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -48,9 +48,9 @@ EXAMPLE_COUNT = "num-examples"
 
 
 class Prepared(NamedTuple):
-    """A new strategy, clients' mods (outermost first), and the training settings, for one round."""
+    """The server's new strategy or workflow, clients' mods (outermost first), and training settings, for one round."""
 
-    strategy: Strategy
+    server: Any
     mods: Sequence[Mod]
     config: ConfigRecord
 
@@ -74,6 +74,7 @@ class _Caught(BaseException):
 class FlowerDefense(Defense):
     """A Flower strategy with client mods as a defense."""
 
+    version: ClassVar[str] = f"1+flwr{metadata.version('flwr')}"
     sends: ClassVar[Literal["weights"]] = "weights"
     mappable: ClassVar[bool] = False
     everybody: ClassVar[bool] = True  # a strategy chooses clients itself
@@ -81,6 +82,8 @@ class FlowerDefense(Defense):
         preset: {"optimizer": "sgd", "lr": 0.1, "decay_at": (), "schedule": "parallel"} for preset in ("quick", "paper")
     }
     epsilon_reason: ClassVar[str] = "the bench does not know what this mechanism adds"
+    _gives: ClassVar[tuple[type, str]] = (Strategy, "strategy")
+    """What `parts` gives beside clients' mods, in words too."""
 
     def parts(self, clients: int) -> StrategyAndMods:
         """Return a new strategy for `clients` clients, and the clients' mods, outermost first."""
@@ -90,31 +93,23 @@ class FlowerDefense(Defense):
         """As the base class; also refuse plans that Flower cannot run, and parameters that its code refuses."""
         super().check(plan)
         check_plan(self.name, plan, "weights")
-        self.mods_for(plan)
-
-    @contextmanager
-    def making(self) -> Iterator[None]:
-        """Run the code of `parts` in the block (UsageError: it raises anything)."""
-        with as_usage_error(), running_flower(description(self), 0):
-            yield
-
-    def mods_for(self, plan: Plan) -> Sequence[Mod]:
-        """Return a client's mods."""
-        return self._made(plan).mods
+        self._made(plan)
 
     def _made(self, plan: Plan) -> Prepared:
-        with self.making():
-            strategy, mods = self.parts(plan.clients)
-        if not isinstance(strategy, Strategy) or not all(callable(mod) for mod in mods):
-            kind = one_line(type(strategy).__name__, 60)
-            raise UsageError(f"Defense {self.name!r} gave {kind}; it must give (strategy, list of client mods).")
-        return Prepared(strategy, mods, ConfigRecord())
+        """Return the parts of a round (UsageError: their code raises anything, or gives something else)."""
+        with as_usage_error(), running_flower(description(self), 0):
+            server, mods = self.parts(plan.clients)
+        kind, noun = self._gives
+        if not isinstance(server, kind) or not all(callable(mod) for mod in mods):
+            actual = one_line(type(server).__name__, 60)
+            raise UsageError(f"Defense {self.name!r} gave {actual}; it must give ({noun}, list of client mods).")
+        return Prepared(server, mods, ConfigRecord())
 
     # -- the server ----------------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, params: Params) -> Server:
         """As the base class; the state holds a snapshot of the new strategy."""
         server = super().init_server(ctx, params)
-        return replace(server, own=strategy_snapshot(self._made(ctx.plan).strategy))
+        return replace(server, own=strategy_snapshot(self._made(ctx.plan).server))
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Exchange nothing: Flower's clients send their numbers of examples with their weights."""
@@ -144,7 +139,7 @@ class FlowerDefense(Defense):
 
     def _configured(self, ctx: Context, server: Server) -> tuple[Strategy, dict[int, Message]]:
         prepared = self._made(ctx.plan)
-        strategy: Strategy = restored_strategy(prepared.strategy, server.own)
+        strategy: Strategy = restored_strategy(prepared.server, server.own)
         with running_flower("The strategy", context_seed(ctx), 0):
             grid, arrays = Nodes(ctx.plan.clients), array_record(server.params)
             training = list(strategy.configure_train(ctx.round, arrays, prepared.config, grid))
@@ -246,7 +241,7 @@ class FlowerDefense(Defense):
         """Return a client's answer and context; draws and state are those of the first run in this step."""
         place: dict[str, bool | float | int | str] = {"partition-id": ctx.party, "num-partitions": ctx.plan.clients}
         context = FlowerContext(RUN, node_of(ctx.party), place, record_dict(me.state), {})
-        app = ClientApp(mods=[*self.mods_for(ctx.plan)])
+        app = ClientApp(mods=[*self._made(ctx.plan).mods])
         app.train()(train)
         request = request_records(message)
         with running_flower(f"The app of client {ctx.party}", context_seed(ctx), 2):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow as flower
 from torch import Tensor
 
-from ppbench.adapters.flower.mechanism import EMPTY, FlowerClientState, FlowerDefense, Mod
+from ppbench.adapters.flower.mechanism import EMPTY, FlowerClientState, FlowerDefense
 from ppbench.adapters.flower.records import (
     Content,
     StageRequest,
@@ -47,8 +47,7 @@ from ppbench.federation.threats import TARGET
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER, Model
 
-# -- Removes the masks from a client's upload under SecAgg+, as colluders can: the pairwise masks and the private one
-# --
+# -- Removes the masks from a client's upload under SecAgg+, as colluders can: pairwise ones and the private one --
 # The server receives shares of the private mask's seed in the last stage, as the protocol has it. Pairwise masks
 # cancel in the sum; the other client of a pair knows its mask.
 
@@ -118,13 +117,6 @@ class StageReply:
     rest: Content
 
 
-class Secured(NamedTuple):
-    """A new workflow, and clients' mods (outermost first), for one round."""
-
-    workflow: SecAggPlusWorkflow
-    mods: Sequence[Mod]
-
-
 class _Sent(BaseException):
     """Carries a stage's messages out of it."""
 
@@ -152,28 +144,13 @@ class Secure(FlowerDefense):
     """A workflow of secure aggregation, with its client mods, as a defense."""
 
     epsilon_reason = "there is no noise but the rounding's; the server reads the sum of the cohort's weights"
-
-    @property
-    def sums(self) -> bool:
-        """Return that only sums of weights can be read."""
-        return True
-
-    def _secured(self, plan: Plan) -> Secured:
-        with self.making():
-            workflow, mods = self.parts(plan.clients)
-        if not isinstance(workflow, SecAggPlusWorkflow) or not all(callable(mod) for mod in mods):
-            kind = one_line(type(workflow).__name__, 60)
-            raise UsageError(f"Defense {self.name!r} gave {kind}; it must give (workflow, list of client mods).")
-        return Secured(workflow, mods)
-
-    def mods_for(self, plan: Plan) -> Sequence[Mod]:
-        """Return a client's mods."""
-        return self._secured(plan).mods
+    sums = True
+    _gives = SecAggPlusWorkflow, "workflow"
 
     def check(self, plan: Plan) -> None:
         """As the base class; also raise UsageError if there are too few clients for the protocol."""
         super().check(plan)
-        shares = self._secured(plan).workflow.num_shares
+        shares = self._made(plan).server.num_shares
         least = max(2, shares) if isinstance(shares, int) else 2
         if plan.clients < least:
             raise UsageError(f"Defense {self.name!r} needs at least {least} clients, not {plan.clients}.")
@@ -189,7 +166,7 @@ class Secure(FlowerDefense):
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Run the workflow's four stages (ProtocolError: one halts, or a client answers by an error)."""
-        workflow = self._secured(ctx.plan).workflow
+        workflow = self._made(ctx.plan).server
         state, place, counts = flower.WorkflowState(), self._place(ctx, server), server.counts.clone()
         for stage in (
             workflow.setup_stage,
@@ -282,7 +259,7 @@ class Secure(FlowerDefense):
         target = next((e for e in unit if e.slot.client == TARGET), None)
         if target is None:
             return None
-        workflow = self._secured(view.plan).workflow
+        workflow = self._made(view.plan).server
         own = bare_weights(view, target, workflow.clipping_range, workflow.quantization_range, workflow.modulus_range)
         if own is None:
             return None
@@ -294,7 +271,7 @@ class Secure(FlowerDefense):
 
     def _rounding(self, plan: Plan, unit: Sequence[Exchange], divisor: float) -> Noise:
         """Return the law of the rounding error on a mean: each upload's has a sixth of a squared step as variance."""
-        workflow = self._secured(plan).workflow
+        workflow = self._made(plan).server
         step = 2 * workflow.clipping_range / workflow.quantization_range
         share = sum(_count(e.answer, 1) for e in unit) / workflow.max_weight
         return Noise("gaussian", step * (len(unit) / 6) ** 0.5 / share / divisor)

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from ppbench.federation.contract import Defense
 
 STOCK_NAMES: Mapping[str, tuple[str, ...]] = {
-    "fedavg": (
-        "FedAvg",
-        "ScatterAndGather",
-    ),
+    "fedavg": ("FedAvg", "ScatterAndGather"),
     "percentile_privacy": ("PercentilePrivacy",),
     "svt_privacy": ("SVTPrivacy",),
     "exclude_vars": ("ExcludeVars",),
@@ -38,8 +35,7 @@ def defense(argument: str, name: str) -> type[Defense]:
     with FRAMEWORK.importing(name):
         from ppbench.adapters.nvflare import defenses
 
-    available: tuple[type[defenses.NVFlareStock], ...] = (*defenses.NVFLARE_STOCK, defenses.Encrypted)
-    if shipped := FRAMEWORK.shipped(argument, "filter", available):
+    if shipped := FRAMEWORK.shipped(argument, "filter", defenses.NVFLARE_STOCK):
         return shipped
     if not ADDRESS.fullmatch(argument):
         raise FRAMEWORK.no_name(argument, "stock/NAME, or MODULE:OBJECT of yours")

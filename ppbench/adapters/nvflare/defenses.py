@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
 from typing import Annotated, ClassVar
 
 import torch
@@ -40,24 +39,14 @@ def defense(address: str, name: str) -> type[NVFlareDefense]:
         new_filters: list[Filter] = function.call(**asdict(self))
         return new_filters
 
-    return function.defense(NVFlareDefense, "nvflare", filters=filters)
+    return function.defense(NVFlareDefense, filters=filters)
 
 
 # -- NVFlare's own filters of a client's task results. No version ships a filter of Gaussian noise --
 # Each docstring has the promise of NVFlare's own documentation. Encryption: `encrypted`.
 
-NVFLARE_VERSION = f"1+nvflare{metadata.version('nvflare')}"
 
-
-@dataclass(frozen=True)
-class NVFlareStock(NVFlareDefense):
-    """A filter that ships with NVFlare. stock: its name behind "nvflare:stock/"."""
-
-    stock: ClassVar[str]
-    version: ClassVar[str] = NVFLARE_VERSION
-
-
-def matched(defense: NVFlareStock, field: str, plan: Plan) -> list[str]:
+def matched(defense: NVFlareDefense, field: str, plan: Plan) -> list[str]:
     """Return the variables that the regular expression in a field matches; UsageError: invalid, no match, or all."""
     names, expression = plan.net.names, str(getattr(defense, field))
     try:
@@ -72,21 +61,16 @@ def matched(defense: NVFlareStock, field: str, plan: Plan) -> list[str]:
 
 
 @dataclass(frozen=True)
-class NVFlareFedAvg(NVFlareStock):
+class NVFlareFedAvg(NVFlareDefense):
     """Federated averaging without a filter: changes of weights, averaged by numbers of local steps."""
 
     name: ClassVar[str] = "nvflare:stock/fedavg"
-    stock: ClassVar[str] = "fedavg"
     kin: ClassVar[str] = ""
     epsilon_reason: ClassVar[str] = "federated averaging adds nothing"
 
-    def filters(self) -> list[Filter]:
-        """Return no filters."""
-        return []
-
 
 @dataclass(frozen=True)
-class Percentile(NVFlareStock):
+class Percentile(NVFlareDefense):
     """PercentilePrivacy, "largest percentile to share": of the changes per step, those beyond a percentile are sent.
 
     Its documentation: "Only abs diff greater than this percentile is updated", "The upper limit to truncate abs values
@@ -98,7 +82,6 @@ class Percentile(NVFlareStock):
     gamma: Positive = 0.01
 
     name: ClassVar[str] = "nvflare:stock/percentile_privacy"
-    stock: ClassVar[str] = "percentile_privacy"
     control: ClassVar[str] = "percentile"
     grids: ClassVar[Grids] = {"quick": (10.0, 90.0), "paper": (10.0, 50.0, 90.0, 99.0)}
     epsilon_reason: ClassVar[str] = "what is sent is a function of the update without any randomness"
@@ -117,7 +100,7 @@ CLIPS_FIRST = "epsilon_release" in inspect.signature(SVTPrivacy).parameters
 
 
 @dataclass(frozen=True)
-class SVT(NVFlareStock):
+class SVT(NVFlareDefense):
     """SVTPrivacy, "the standard Sparse Vector Technique (SVT) differential privacy algorithm".
 
     Of the changes per step, entries whose clipped size plus noise exceeds a noisy threshold are candidates; a share of
@@ -134,7 +117,6 @@ class SVT(NVFlareStock):
     replace: bool = True
 
     name: ClassVar[str] = "nvflare:stock/svt_privacy"
-    stock: ClassVar[str] = "svt_privacy"
     control: ClassVar[str] = "noise_var"
     grids: ClassVar[Grids] = {"quick": (0.1, 10.0), "paper": (0.1, 1.0, 10.0, 100.0)}
     epsilon_reason: ClassVar[str] = (
@@ -177,7 +159,7 @@ class SVT(NVFlareStock):
 
 
 @dataclass(frozen=True)
-class Excluded(NVFlareStock):
+class Excluded(NVFlareDefense):
     """ExcludeVars: variables whose names match an expression are not sent ("Exclude/Remove variables from Shareable").
 
     A variable that no client sends keeps its value at the server.
@@ -186,7 +168,6 @@ class Excluded(NVFlareStock):
     exclude_vars: str = "^head"
 
     name: ClassVar[str] = "nvflare:stock/exclude_vars"
-    stock: ClassVar[str] = "exclude_vars"
     epsilon_reason: ClassVar[str] = "the variables that are sent are sent as they are"
 
     def filters(self) -> list[Filter]:
@@ -197,10 +178,6 @@ class Excluded(NVFlareStock):
         """As the base class; also refuse an invalid expression, and one that matches no variable or all."""
         super().check(plan)
         matched(self, "exclude_vars", plan)
-
-
-NVFLARE_STOCK: tuple[type[NVFlareStock], ...] = (NVFlareFedAvg, Percentile, SVT, Excluded)
-"""The real filters; `encrypted` has the simulated one."""
 
 
 ENCRYPTION_PURPOSE, BITS = "encrypted", 40
@@ -226,7 +203,7 @@ class EncryptedChange(FilteredChange):
 
 
 @dataclass(frozen=True)
-class Encrypted(NVFlareStock):
+class Encrypted(NVFlareDefense):
     """HEModelEncryptor (nvflare.app_opt.he, TenSEAL) over the layers that `encrypt_layers` matches; simulated here.
 
     Its documentation: "if string containing regular expression (e.g. "conv"), only matched variables are being
@@ -240,12 +217,7 @@ class Encrypted(NVFlareStock):
     encrypt_layers: str = "^features"
 
     name: ClassVar[str] = "nvflare:stock/he_partial"
-    stock: ClassVar[str] = "he_partial"
     epsilon_reason: ClassVar[str] = "encryption adds nothing, and the other variables are sent as they are"
-
-    def filters(self) -> list[Filter]:
-        """Return no filters: the encryption is simulated."""
-        return []
 
     def check(self, plan: Plan) -> None:
         """As the base class; also refuse an expression that matches no variable, as the filter does, or all of them."""
@@ -305,16 +277,18 @@ class Encrypted(NVFlareStock):
 
     def _opened(self, view: View, exchange: Exchange) -> FilteredChange | None:
         """Return a decrypted upload: all other clients' keys remove its mask; None if the view lacks one's."""
-        upload, ctx = exchange.answer, Context(view.plan, exchange.round, view.session(exchange), 0, torch.Generator())
-        others = [client for client in range(view.plan.clients) if client != exchange.slot.client]
-        states = {c: state for c in others if isinstance(state := view.state_at(exchange, c), KeyHolder)}
-        if not isinstance(upload, EncryptedChange) or len(states) < len(others):
+        upload, everybody = exchange.answer, range(view.plan.clients)
+        if not isinstance(upload, EncryptedChange):
             return None
-        ring = upload.words.cpu()
-        for other, state in states.items():
-            ring = ring + secagg.zero_sum(state.keys, replace(ctx, party=other), ENCRYPTION_PURPOSE, len(ring))
+        count = len(upload.words)
+        masks = secagg.others_masks(view, exchange, everybody, lambda state: state.keys, ENCRYPTION_PURPOSE, count)
+        if masks is None:
+            return None
         params = exchange.request.params
         layout = Layout.of({n: params[n] for n in matched(self, "encrypt_layers", view.plan)})
-        hidden = layout.unpack(secagg.from_ring(ring, BITS) / int(upload.steps))
+        hidden = layout.unpack(secagg.from_ring(upload.words.cpu() + masks, BITS) / int(upload.steps))
         whole = {**hidden, **upload.change}
         return FilteredChange({name: whole[name] for name in params}, upload.steps, upload.meta)
+
+
+NVFLARE_STOCK: tuple[type[NVFlareDefense], ...] = (NVFlareFedAvg, Percentile, SVT, Excluded, Encrypted)

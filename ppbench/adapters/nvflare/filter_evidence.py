@@ -8,7 +8,7 @@ An entry that was left out by chance has no weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -44,10 +44,6 @@ class TruncatedGradient(Mappable):
 
     alters: ClassVar[bool] = True
 
-    def family(self) -> Hashable:
-        """Return all but the weights."""
-        return TruncatedGradient, self.plan, self.names, self.bound
-
     def __call__(self, x: Tensor, y: Tensor) -> Params:
         """Return the visible gradient of a batch x [U, B, *shape], y [U, B, C], in the dtype of x."""
         whole = PlainGradient(self.params, self.plan)(x, y)
@@ -66,10 +62,6 @@ class DistanceToBounds(Mappable):
     names: tuple[str, ...]
 
     alters: ClassVar[bool] = True
-
-    def family(self) -> Hashable:
-        """Return all but the tensors."""
-        return DistanceToBounds, self.plan, self.names
 
     def __call__(self, x: Tensor, y: Tensor) -> Params:
         """Return the observation that a batch x [U, B, *shape], y [U, B, C] explains best, in the dtype of x."""
@@ -98,7 +90,7 @@ def visible_evidence(view: View, sent: Callable[[Exchange], Params | None], cut:
 
     sent: returns the variables in a message, None if it has none.  cut: what is known of the filter.
     """
-    answers = {exchange.slot: sent(exchange) for exchange in reversed(list(view.exchanges()))}
+    answers = {slot: sent(exchange) for slot, exchange in view.first_uploads().items()}
     pieces = []
     for piece in plain_evidence(view):
         variables = answers.get(piece.unit[0])

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +44,9 @@ from ppbench.federation.wire import MAX_EXAMPLES, Model
 JOB, SERVER, TASK = "ppbench", "server", "train"
 Arrays = dict[str, Any]
 """Weights, or their changes, by name: NumPy arrays."""
+FILTERS_FORM = "it must give a list of NVFlare's Filters"
+running_nvflare = partial(seeded_run, "nvflare")
+"""Runs NVFlare's code in a block, see `seeded_run`."""
 
 
 class _Nobody:
@@ -59,11 +63,6 @@ class FilterResult(NamedTuple):
     meta: Mapping[str, Any]
 
 
-def running_nvflare(who: str, *seed: int) -> AbstractContextManager[None]:
-    """Run NVFlare's code as `seeded_run` does."""
-    return seeded_run("nvflare", who, *seed)
-
-
 def site_name(client: int) -> str:
     """Return the name of a client."""
     return f"site-{client + 1}"
@@ -78,12 +77,6 @@ def task_context(name: str, peer: str, round_: int) -> FLContext:
         there.set_prop(key, value, private=True, sticky=False)
     here.set_peer_context(there)
     return here
-
-
-def start_filters(filters: Sequence[Filter], fl_ctx: FLContext) -> None:
-    """Send filters the event that a run begins, as a job does."""
-    for filter_ in filters:
-        filter_.handle_event(EventType.START_RUN, fl_ctx)
 
 
 def filter_change(
@@ -158,6 +151,7 @@ class FilteredChange:
 class NVFlareDefense(Defense):
     """A list of NVFlare's filters as a defense."""
 
+    version: ClassVar[str] = f"1+nvflare{metadata.version('nvflare')}"
     sends: ClassVar[Literal["weights"]] = "weights"
     kin: ClassVar[str] = "ppdl"
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -166,8 +160,8 @@ class NVFlareDefense(Defense):
     epsilon_reason: ClassVar[str] = "the bench does not know what these filters add"
 
     def filters(self) -> list[Filter]:
-        """Return new filters of a client's task results, in order."""
-        raise NotImplementedError
+        """Return new filters of a client's task results, in order. Default: none."""
+        return []
 
     def check(self, plan: Plan) -> None:
         """As the base class; also refuse plans that NVFlare cannot run, and parameters that its code refuses."""
@@ -178,13 +172,13 @@ class NVFlareDefense(Defense):
     def _made(self) -> list[Filter]:
         with as_usage_error(), running_nvflare(description(self), 0):
             filters = self.filters()
-        if not isinstance(filters, list | tuple) or not all(isinstance(part, Filter) for part in filters):
-            wrong = (
-                next((part for part in filters if not isinstance(part, Filter)), None) if _is_list(filters) else filters
-            )
-            article = "a list with " if _is_list(filters) else ""
-            name = one_line(type(wrong).__name__, 60)
-            raise UsageError(f"Defense {self.name!r} gave {article}{name}; it must give a list of NVFlare's Filters.")
+        if not isinstance(filters, list | tuple):
+            kind = one_line(type(filters).__name__, 60)
+            raise UsageError(f"Defense {self.name!r} gave {kind}; {FILTERS_FORM}.")
+        for part in filters:
+            if not isinstance(part, Filter):
+                kind = one_line(type(part).__name__, 60)
+                raise UsageError(f"Defense {self.name!r} gave a list with {kind}; {FILTERS_FORM}.")
         return list(filters)
 
     # -- the server ----------------------------------------------------------------------------------------------
@@ -213,7 +207,8 @@ class NVFlareDefense(Defense):
         """Return a snapshot of new filters after the event that a run begins."""
         filters = self._made()
         with running_nvflare(f"The filters of client {ctx.party}", context_seed(ctx), 0):
-            start_filters(filters, task_context(site_name(ctx.party), SERVER, 0))
+            for filter_ in filters:
+                filter_.handle_event(EventType.START_RUN, task_context(site_name(ctx.party), SERVER, 0))
         return FilterState(snapshot(filters, "the filters"))
 
     def prepare(self, ctx: Context, me: FilterState, message: Tree, data: Data) -> Job | None:
@@ -277,7 +272,3 @@ def _array(value: Tensor) -> Any:
 
 def _change(exchange: Exchange) -> Params | None:
     return exchange.answer.change if isinstance(exchange.answer, FilteredChange) else None
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from ppbench.federation.contract import Defense
 
 STOCK_NAMES: Mapping[str, tuple[str, ...]] = {
-    "dp_sgd": (
-        "PrivacyEngine",
-        "DPOptimizer",
-    ),
+    "dp_sgd": ("PrivacyEngine", "DPOptimizer"),
     "dp_sgd_per_layer": ("DPPerLayerOptimizer",),
     "dp_sgd_adaptive": ("AdaClipDPOptimizer",),
 }

@@ -119,7 +119,7 @@ def module_with(net: Net, params: Params) -> nn.Module:
 def weights_of(model: nn.Module, net: Net, like: Mapping[str, Tensor], name: str) -> Params:
     """Return copies of a private network's weights by ppbench's names; UsageError: it is another network."""
     weights = {n.removeprefix(WRAPPER_PREFIX): value for n, value in model.named_parameters() if value.requires_grad}
-    names = {n: net.module.own_name(n) if isinstance(net.module, UserNetwork) else n for n in like}
+    names = {n: net.own_name(n) for n in like}
     if {n: v.shape for n, v in weights.items()} != {names[n]: v.shape for n, v in like.items()}:
         raise UsageError(
             f"Defense {name!r} trains a network of other parameters than it was given; it must keep their names and "
@@ -263,6 +263,7 @@ class PrivateChange:
 class OpacusDefense(Defense):
     """Opacus's private training as a defense."""
 
+    version: ClassVar[str] = f"1+opacus{metadata.version('opacus')}"
     kin: ClassVar[str] = "dp_sgd"
     sends: ClassVar[Literal["weights"]] = "weights"
     mappable: ClassVar[bool] = False
@@ -423,7 +424,7 @@ def defense(address: str, name: str) -> type[OpacusDefense]:
         arguments = {part: value for part, value in training._asdict().items() if part in function.accepts}
         return function.call(**arguments, **asdict(self))
 
-    return function.defense(OpacusDefense, "opacus", parts=parts)
+    return function.defense(OpacusDefense, parts=parts)
 
 
 @dataclass(frozen=True)
@@ -439,8 +440,6 @@ class OpacusDPSGD(OpacusDefense):
     accountant: Literal["prv", "rdp"] = "rdp"
 
     name: ClassVar[str] = "opacus:stock/dp_sgd"
-    stock: ClassVar[str] = "dp_sgd"
-    version: ClassVar[str] = f"1+opacus{metadata.version('opacus')}"
     control: ClassVar[str] = "noise_multiplier"
     grids: ClassVar[Grids] = {"quick": (0.01, 0.1, 1.0), "paper": (0.001, 0.01, 0.1, 0.5, 1.0, 2.0)}
     paper: ClassVar[str] = "Yousefpour et al., Opacus: User-Friendly Differential Privacy Library in PyTorch, 2021"
@@ -468,7 +467,6 @@ class PerLayer(OpacusDPSGD):
     """As dp_sgd, but each tensor's gradient is clipped by itself, all alike, to `max_grad_norm` together."""
 
     name: ClassVar[str] = "opacus:stock/dp_sgd_per_layer"
-    stock: ClassVar[str] = "dp_sgd_per_layer"
 
     def settings(self, training: Public) -> dict[str, Any]:
         """Return the kind of clipping, and each tensor's norm."""
@@ -490,7 +488,6 @@ class Adaptive(OpacusDPSGD):
     count_std: Positive = 10.0
 
     name: ClassVar[str] = "opacus:stock/dp_sgd_adaptive"
-    stock: ClassVar[str] = "dp_sgd_adaptive"
 
     def settings(self, training: Public) -> dict[str, Any]:
         """Return the kind of clipping, and how the norm moves."""

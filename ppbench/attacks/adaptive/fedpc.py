@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -341,10 +341,6 @@ class Gradients(Mappable):
     plan: Plan
     rounds: int
     gain: float
-
-    def family(self) -> Hashable:
-        """Return what determines the gradients, apart from the models."""
-        return Gradients, self.plan, self.rounds, self.gain, len(self.params)
 
     def __call__(self, x: Tensor, y: Tensor) -> Params:
         """Return gradients g at all models, and |g| - bound / gain, by the names of `params`; x [U, B, *shape]."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -302,10 +301,6 @@ class FlatFeatures(Mappable):
     """The input of the linear layer: the flat features of a batch, named "features"."""
 
     plan: Plan
-
-    def family(self) -> Hashable:
-        """Return the plan."""
-        return FlatFeatures, self.plan
 
     def __call__(self, x: Tensor, y: Tensor) -> Params:
         """Return the flat features [U * B, F] of a batch x [U, B, *shape], in the dtype of x; labels are ignored."""

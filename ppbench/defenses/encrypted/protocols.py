@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -131,8 +131,7 @@ class TPSMC(ReducedNoise, ThresholdDefense):
     paper: ClassVar[str] = "Truex et al., A Hybrid Approach to Privacy-Preserving Federated Learning, AISec@CCS 2019"
 
 
-# -- HybridAlpha: shares of noise under multi-input functional encryption (Xu et al. 2019), with keys of an authority
-# --
+# -- HybridAlpha: shares of noise under functional encryption with keys of an authority (Xu et al. 2019) --
 # The authority is honest, not on the wire, and gives one key per round: for equal weights of the whole cohort. With
 # it the server reads the sum, as with pairwise masks that cancel in it, and colluders reveal the same uploads. So
 # pairwise keys replace the authority's. One weakness of the paper's scheme is not modelled: its ciphertexts have no
@@ -164,7 +163,7 @@ class HybridAlpha(ReducedNoise):
 
     def ciphering(self, plan: Plan) -> Ciphering:
         """Return the encryption of a round; only the server decrypts."""
-        return functional("mife", plan.clients, self.values(plan))
+        return functional(plan.clients, self.values(plan))
 
     def upload(self, ctx: Context, me: secagg.PairKeys, result: Tree) -> Ciphertext:
         """Return the encrypted share of the update (Overflow)."""
@@ -200,11 +199,8 @@ class HybridAlpha(ReducedNoise):
         others = [client for client in range(ctx.plan.clients) if client != ctx.party]
         if any(other not in states for other in others):
             return None
-        total = torch.zeros(words, dtype=torch.int64)
-        for other in others:
-            there = Context(ctx.plan, ctx.round, ctx.session, other, ctx.generator)
-            total = total - secagg.zero_sum(states[other], there, FUNCTIONAL_PADS, words)
-        return total
+        pads = (secagg.zero_sum(states[c], replace(ctx, party=c), FUNCTIONAL_PADS, words) for c in others)
+        return -sum(pads, torch.zeros(words, dtype=torch.int64))
 
 
 # -- PILE: a perturbed model, and uploads under threshold Paillier (Tang et al. 2023), as in the MP-DP paper --

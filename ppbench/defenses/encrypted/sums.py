@@ -67,11 +67,7 @@ class EncryptedSums(secagg.PairedDefense):
     fraction_bits: Bits = 40
 
     version: ClassVar[str] = "2"
-
-    @property
-    def sums(self) -> bool:
-        """Return that only sums can be read."""
-        return True
+    sums = True
 
     def trusted(self, plan: Plan) -> int:
         """Return t, the least number of honest clients."""
@@ -112,11 +108,7 @@ class EncryptedSums(secagg.PairedDefense):
     # -- what a view opens ---------------------------------------------------------------------------------------
     def uploads(self, view: View) -> list[list[Exchange]]:
         """Return the first encrypted uploads of each whole cohort, in the order of clients."""
-        first: dict[object, Exchange] = {}
-        for exchange in view.exchanges():
-            if isinstance(exchange.answer, Ciphertext):
-                first.setdefault(exchange.slot, exchange)
-        whole = cohorts(first.values(), view.plan.clients)
+        whole = cohorts(view.first_uploads(Ciphertext).values(), view.plan.clients)
         return [sorted(unit, key=lambda e: e.slot.client) for unit in whole]
 
     def evidence(self, view: View) -> list[Evidence]:
@@ -158,14 +150,11 @@ class EncryptedSums(secagg.PairedDefense):
             return None
         all_weights = self.weights(server, [e.slot.client for e in unit])
         weights = [w for e, w in zip(unit, all_weights, strict=True) if e in summed]
-        shares = tuple(w / sum(weights) for w in weights)
-        equal = max(shares) - min(shares) < 1e-12
         device = next(iter(server.params.values())).device
         scale = sum(weights) * as_gradient(view.plan, unit[0].round)
         observed = self.read(view.plan, server, words.to(device), scale)
         slots = tuple(e.slot for e in summed)
-        simulate = shared.at(server.params, () if equal else shares)
-        return Evidence(slots, observed, simulate, server.params if equal else None, channel="sum")
+        return shared.mean(slots, observed, server.params, [w / sum(weights) for w in weights], "sum")
 
     def _bare(self, view: View, exchange: Exchange, states: Mapping[int, Tree]) -> Tensor | None:
         """Return the words [values] int64 of one upload; None: clients with `states` cannot decrypt it."""
@@ -303,7 +292,8 @@ class ThresholdDefense(EncryptedSums):
             pads = _pads(me.keys, ctx)
             return replace(me, shares=(message.shares - pads) % PRIME), None
         if isinstance(message, Decrypt):
-            return me, Partial(ciphertext_of(self._partial(ctx, me, message.total), self.ciphering(ctx.plan)))
+            part = _streams(me.keys, ctx, range(ctx.plan.clients), len(message.total.words))
+            return me, Partial(ciphertext_of(part, self.ciphering(ctx.plan)))
         return me, self.upload(ctx, me, result)
 
     def _dealt(self, ctx: Context, me: Member) -> Tensor:
@@ -316,13 +306,8 @@ class ThresholdDefense(EncryptedSums):
     def upload(self, ctx: Context, me: Member, result: Tree) -> Ciphertext:
         """Return the client's encrypted share of the mean (Overflow)."""
         own = self.encoded(ctx, me.keys, result)
-        return ciphertext_of(
-            own + _streams(me.keys, ctx, range(self.threshold(ctx.plan)), len(own)), self.ciphering(ctx.plan)
-        )
-
-    def _partial(self, ctx: Context, me: Member, total: Ciphertext) -> Tensor:
-        """Return the sum of one decryptor's streams of all clients, [values] int64."""
-        return _streams(me.keys, ctx, range(ctx.plan.clients), len(total.words))
+        pads = _streams(me.keys, ctx, range(self.threshold(ctx.plan)), len(own))
+        return ciphertext_of(own + pads, self.ciphering(ctx.plan))
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Broadcast, add the ciphertexts, let the first clients decrypt the sum, and step on it."""
@@ -385,10 +370,8 @@ def decrypted_sum(total: Tensor, parts: Mapping[int, Tree], threshold: int) -> T
 
 def _streams(keys: secagg.PairKeys, ctx: Context, others: Sequence[int], words: int) -> Tensor:
     """Return the sum [words] int64 of the streams that `ctx.party` shares with each of `others`."""
-    total = torch.zeros(words, dtype=torch.int64)
-    for other in others:
-        total = total + secagg.stream(keys, ctx, other, THRESHOLD_PADS, words)
-    return total
+    streams = (secagg.stream(keys, ctx, other, THRESHOLD_PADS, words) for other in others)
+    return sum(streams, torch.zeros(words, dtype=torch.int64))
 
 
 def _pads(keys: secagg.PairKeys, ctx: Context, sent: bool = False) -> Tensor:

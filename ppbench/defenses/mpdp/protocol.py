@@ -52,11 +52,7 @@ class MPDP(ModelPerturbation):
 
     name: ClassVar[str] = "mpdp"
     version: ClassVar[str] = "4"
-
-    @property
-    def paired(self) -> bool:
-        """Whether clients share keys: pairs draw their noise from them."""
-        return True
+    paired = True  # pairs draw their noise from their common keys
 
     def check(self, plan: Plan) -> None:
         """As the base class; also refuse impossible graphs."""
@@ -146,6 +142,7 @@ class MPDPH(MPDP):
     fraction_bits: Bits = 40
 
     name: ClassVar[str] = "mpdp_h"
+    sums = True
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee."""
@@ -157,11 +154,6 @@ class MPDPH(MPDP):
     def noise(self, plan: Plan) -> Noise | None:
         """Return None: with a floor the noise has no closed law; evidence has the round's standard deviation."""
         return None
-
-    @property
-    def sums(self) -> bool:
-        """Return that only sums can be read."""
-        return True
 
     def scales(self, ctx: Context) -> Tensor:
         """Return fresh scales [count], float64, with r and s at least `floor`."""
@@ -184,8 +176,7 @@ class MPDPH(MPDP):
         return Surrogates(average([u.g for u in uploads]), *parts)
 
 
-# -- Baselines of MP-DP: naive noise on a perturbed model, and central noise (Yang et al. 2024, Eq. 7-8, Section 6)
-# --
+# -- Baselines of MP-DP: naive noise on a perturbed model, and central noise (the paper's Eq. 7-8, Section 6) --
 
 
 @dataclass(frozen=True)

@@ -153,11 +153,7 @@ class PBPFLExt(PBPFL):
     name: ClassVar[str] = "pbpfl_ext"
     everybody: ClassVar[bool] = True
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
-
-    @property
-    def sums(self) -> bool:
-        """Return that only sums can be read."""
-        return True
+    sums = True
 
     def bits(self, family: str, width: int) -> int:
         """Return the fractional bits of a family's numbers; public, as kappa and the head's `width` D are.

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -103,6 +104,11 @@ def conv3x3(inside: int, outside: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inside, outside, 3, stride=stride, padding=1, bias=False)
 
 
+def conv1x1(inside: int, outside: int, stride: int = 1) -> nn.Conv2d:
+    """Return a 1x1 convolution without bias."""
+    return nn.Conv2d(inside, outside, 1, stride=stride, bias=False)
+
+
 def resnet20(shape: tuple[int, ...], classes: int, **options: Any) -> Classifier:
     """ResNet of 20 layers for small images, norm-free unless asked; 268,346 parameters for CIFAR-10."""
     return resnet(3, shape, classes, **options)
@@ -170,7 +176,7 @@ def _shortcut(inside: int, outside: int, stride: int, kind: str, shift: Shift | 
         return nn.Identity()
     if kind == "A":
         return PaddedShortcut(stride, outside - inside)
-    projection = nn.Conv2d(inside, outside, 1, stride=stride, bias=False)
+    projection = conv1x1(inside, outside, stride)
     return nn.Sequential(projection, norm(outside)) if shift is None else nn.Sequential(shift, projection)
 
 
@@ -188,9 +194,8 @@ def _initialize(model: Classifier, norm: str) -> None:
             model.head.weight.zero_()
 
 
-resnet20.options_of = resnet  # type: ignore[attr-defined]
-resnet32.options_of = resnet  # type: ignore[attr-defined]
-resnet56.options_of = resnet  # type: ignore[attr-defined]
+for _network in (resnet20, resnet32, resnet56):  # they pass their options on
+    _network.__signature__ = signature(partial(resnet, 3))  # type: ignore[attr-defined]
 
 
 # -- ResNet-50 for small images without normalization (Zhang, Dauphin and Ma, Fixup Initialization, ICLR 2019) --
@@ -199,11 +204,6 @@ resnet56.options_of = resnet  # type: ignore[attr-defined]
 EXPANSION = 4
 """Output channels of a bottleneck for one of its inner channels."""
 STAGE_COUNT = 4
-
-
-def conv1x1(inside: int, outside: int, stride: int = 1) -> nn.Conv2d:
-    """Return a 1x1 convolution without bias."""
-    return nn.Conv2d(inside, outside, 1, stride=stride, bias=False)
 
 
 class FixupBottleneck(nn.Module):
@@ -289,9 +289,9 @@ class PreActivated(nn.Module):
 
     def __init__(self, inside: int, outside: int, stride: int, activation: type[nn.Module], norm: str) -> None:
         super().__init__()
-        self.norm1, self.act1, self.conv1 = _wrn_norm(norm, inside), activation(), conv3x3(inside, outside, stride)
-        self.norm2, self.act2, self.conv2 = _wrn_norm(norm, outside), activation(), conv3x3(outside, outside)
-        self.shortcut = nn.Conv2d(inside, outside, 1, stride=stride, bias=False)
+        self.norm1, self.act1, self.conv1 = _norm(norm, GROUPS, inside), activation(), conv3x3(inside, outside, stride)
+        self.norm2, self.act2, self.conv2 = _norm(norm, GROUPS, outside), activation(), conv3x3(outside, outside)
+        self.shortcut = conv1x1(inside, outside, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, outside, H', W'] for x [B, inside, H, W]."""
@@ -316,9 +316,5 @@ def wrn_10_2(shape: tuple[int, ...], classes: int, *, activation: str = "hardswi
         stride = 1 if inside == STEM else 2
         layers.append(PreActivated(inside, outside, stride, BAFFLE_ACTIVATIONS[activation], norm))
         inside = outside
-    layers += [_wrn_norm(norm, inside), BAFFLE_ACTIVATIONS[activation](), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [_norm(norm, GROUPS, inside), BAFFLE_ACTIVATIONS[activation](), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return Classifier(nn.Sequential(*layers), nn.Linear(inside, classes))
-
-
-def _wrn_norm(kind: str, channels: int) -> nn.Module:
-    return nn.GroupNorm(GROUPS, channels) if kind == "gn" else nn.Identity()

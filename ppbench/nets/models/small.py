@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ppbench.base.errors import shown
-from ppbench.nets.models import checks
 from ppbench.nets.models.checks import ACTIVATIONS, DEEPEST, checked_flag, checked_image, checked_int, one_of
+from ppbench.nets.models.checks import widths as comma_widths
 from ppbench.nets.net import Classifier
-
-# -- Convolutional networks of the papers, and a plain one with options --
 
 # -- AlexNet for 32x32 inputs (SPN paper, Table 4: "modified AlexNet") --
 
@@ -72,21 +71,21 @@ def cnn(
         pool, activation: "max" or "avg"; "relu", "leaky_relu" (slope 0.01) or "tanh".
         bias: of all layers and the head; at first they are 0, weights Kaiming-uniform.
     """
-    checks.one_of("pool", pool, _POOLS)
-    checks.one_of("activation", activation, ("relu", "leaky_relu", "tanh"))
-    blocks = checks.widths("widths", widths)
+    one_of("pool", pool, _POOLS)
+    one_of("activation", activation, ("relu", "leaky_relu", "tanh"))
+    blocks = comma_widths("widths", widths)
     if not blocks:
         raise ValueError("widths must name one block at least; without convolutions use the model 'mlp'")
-    channels, height, width = checks.checked_image(shape, 2 ** len(blocks))
+    channels, height, width = checked_image(shape, 2 ** len(blocks))
     layers: list[nn.Module] = []
     for maps in blocks:
-        convolution = nn.Conv2d(channels, maps, 3, padding=1, bias=checks.checked_flag("bias", bias))
-        layers += [convolution, checks.ACTIVATIONS[activation](), _POOLS[pool](2)]
+        convolution = nn.Conv2d(channels, maps, 3, padding=1, bias=checked_flag("bias", bias))
+        layers += [convolution, ACTIVATIONS[activation](), _POOLS[pool](2)]
         channels, height, width = maps, height // 2, width // 2
     layers.append(nn.Flatten())
     flat = channels * height * width
-    for units in checks.widths("hidden", hidden):
-        layers += [nn.Linear(flat, units, bias=bias), checks.ACTIVATIONS[activation]()]
+    for units in comma_widths("hidden", hidden):
+        layers += [nn.Linear(flat, units, bias=bias), ACTIVATIONS[activation]()]
         flat = units
     model = Classifier(nn.Sequential(*layers), nn.Linear(flat, classes, bias=bias))
     kaiming_uniform(model)
@@ -142,7 +141,7 @@ def lenet(shape: tuple[int, ...], classes: int, **options: Any) -> Classifier:
     return dlnet(shape, classes, nconv=3, **{"scale": 0.5, **options})
 
 
-lenet.options_of = dlnet  # type: ignore[attr-defined]
+lenet.__signature__ = signature(dlnet)  # type: ignore[attr-defined]  # it passes its options on
 
 
 # -- The small LeNet that BAFFLE's figures fit: 27,242 parameters on 28x28 grey images --
@@ -163,9 +162,9 @@ def lenet_baffle(
     activation: "hardswish" (the paper's), "relu" or "selu" (its ablations). norm: "none", or "gn": group normalization
     before both convolutional activations, of two channels a group.
     """
-    checks.one_of("activation", activation, BAFFLE_ACTIVATIONS)
-    checks.one_of("norm", norm, ("none", "gn"))
-    channels, height, width = checks.checked_image(shape, 12)
+    one_of("activation", activation, BAFFLE_ACTIVATIONS)
+    one_of("norm", norm, ("none", "gn"))
+    channels, height, width = checked_image(shape, 12)
     padding = 2 if min(height, width) <= 28 else 0
     layers: list[nn.Module] = []
     for maps in MAPS:
@@ -301,7 +300,7 @@ def mlp(
 
 
 def _hidden(hidden: str | int, layers: int) -> list[int]:
-    listed = checks.widths("hidden", hidden)
+    listed = comma_widths("hidden", hidden)
     if layers and len(listed) != 1:
         raise ValueError(f"hidden must be one width, such as 64, where layers={layers} is given, not {shown(hidden)}")
     return listed * (layers - 1) if layers else listed

@@ -35,7 +35,7 @@ from ppbench.federation.drive import chosen_backend
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.plan import Data, Layout, Plan
 from ppbench.federation.threats import ThreatModel, threat_model
-from ppbench.federation.view import BEGUN, StateRecord, Transcript, View
+from ppbench.federation.view import BEGUN, StateRecord, Transcript, View, tuples_of
 from ppbench.federation.wire import SERVER, Envelope, session_of
 from ppbench.metrics.modality import modality_in
 from ppbench.questions.membership import AVERAGE
@@ -169,9 +169,7 @@ class Recorder:
         """Write the kept rounds, then the delivered model as one more broadcast, to `path`."""
         fed = self.federation
         final = [replace(letter, round=fed.round + 1) for letter in fed.release().mail]
-        mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail + final]
-        states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
-        tree.save_tree(with_shared_tensors((mail, states)), path)
+        tree.save_tree(with_shared_tensors((tuples_of(self.mail + final), tuples_of(self.states))), path)
 
 
 def spaced_rounds(last: int, count: int) -> tuple[int, ...]:
