@@ -16,7 +16,7 @@ from ppbench.questions.base import DistanceLaw, Question
 from ppbench.questions.image_metrics import IMAGE_METRICS, ImageScore, image_metrics, score_figures
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import LABEL_DISTANCE, mislabelled
-from ppbench.records.figure import Terms
+from ppbench.records.figure import Terms, grouped
 from ppbench.records.schema import AttackInfo, CellConfig, Flag, Metric, Record
 from ppbench.records.store import CellImages
 
@@ -107,10 +107,7 @@ def _unmatched(scores: Sequence[ImageScore], images: CellImages) -> Iterator[str
 
     from ppbench.metrics.image import match
 
-    units: dict[tuple[int, ...], list[int]] = {}
-    for index, score in enumerate(scores):
-        units.setdefault(score.unit, []).append(index)
-    for unit, places in units.items():
+    for unit, places in grouped(range(len(scores)), lambda place: scores[place].unit).items():
         guess, truth = images.guess[places], images.truth[places]
         order = match(torch.from_numpy(guess), torch.from_numpy(truth), IMAGE_RANGE) if len(places) > 1 else [0]
         if _cost(guess, truth) > _cost(guess[order], truth) * (1 + FIGURE_TOLERANCE) + FIGURE_TOLERANCE:
@@ -124,10 +121,7 @@ def _cost(guess: Any, truth: Any) -> float:
 
 def flawed(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Flag]) -> Iterator[str]:
     """Yield contradictions among scores of one cell and its flags of `RECOMPUTED`, a clause each."""
-    units: dict[tuple[int, ...], list[ImageScore]] = {}
-    for score in scores:
-        units.setdefault(score.unit, []).append(score)
-    for unit, some in units.items():
+    for unit, some in grouped(scores, lambda score: score.unit).items():
         name = ".".join(map(str, unit))
         for field in SHARED:
             if len({getattr(score, field) for score in some}) > 1:

@@ -16,7 +16,7 @@ from ppbench.metrics.modality import modality_of
 from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, is_reidentified
-from ppbench.records.figure import Figured, best, record_metric
+from ppbench.records.figure import Figured, best, grouped, record_metric
 from ppbench.records.run_files import Soundness
 from ppbench.records.schema import Metric, ProbeInfo, Record
 
@@ -128,12 +128,11 @@ def value_of(share: Metric | None) -> float:
 
 
 def _share(record: Figured, name: str, taken: Callable[[Any], bool]) -> Metric | None:
-    units: dict[tuple[int, ...], list[bool]] = {}
-    for victim in record.victims if question_for(record).inputs else ():
-        units.setdefault(victim.unit, []).append(taken(victim))
+    units = grouped(record.victims if question_for(record).inputs else (), lambda victim: victim.unit)
     if not units:
         return None
-    return record_metric(MetricSpec(name, name), proportion([np.array(unit) for unit in units.values()]))
+    shares = proportion([np.array([taken(victim) for victim in unit]) for unit in units.values()])
+    return record_metric(MetricSpec(name, name), shares)
 
 
 def check_controls(records: Sequence[Record]) -> list[Check]:
@@ -149,10 +148,8 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
     attacked = [r for r in records if question_for(r).chapter == "uploads" and question_for(r).reads]
     attacked = attacked or [r for r in records if question_for(r).chapter == "models" and question_for(r).noise]
     attacked = attacked or [r for r in records if not question_for(r).chapter]
-    scenes: dict[tuple[str, ProbeInfo], list[Record]] = {}
-    for record in attacked:
-        about = record.config.threat_model.id, record.config.probing
-        scenes.setdefault(about, []).append(record)  # another adversary's success proves nothing here
+    # By adversary: another one's success proves nothing here.
+    scenes = grouped(attacked, lambda record: (record.config.threat_model.id, record.config.probing))
     probed = len({probing for _, probing in scenes}) > 1
     checks = []
     for (threat, probing), some in sorted(scenes.items(), key=lambda pair: (pair[0][0], pair[0][1].order)):

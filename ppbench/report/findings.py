@@ -17,7 +17,7 @@ from ppbench.metrics.epsilon import success_bound
 from ppbench.metrics.intervals import CONFIDENCE, lower_bound
 from ppbench.questions.membership import ASR, AUC, BATCH_ASR, CANARY_AUC
 from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, gallery_size, successes_of
-from ppbench.records.figure import Figured, best
+from ppbench.records.figure import Figured, best, grouped
 from ppbench.records.schema import Flag, Record
 from ppbench.report.controls import BELIED, above_chance, value, widened
 from ppbench.report.frame import EVALUATION, Key, frame_of
@@ -193,11 +193,8 @@ def _in_batches(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
     name = BATCH_ASR.name
     attacked = [row for row in rows if row.top(name) is not None]
     judged = judged_keys(row.key for row in attacked if row.key.defense == defense)
-    groups: dict[tuple[object, ...], list[SettingRow]] = {}
-    for row in attacked:
-        if row.key in judged:
-            groups.setdefault((*_view(row), row.key.role), []).append(row)
-    for mine in groups.values():
+    own = [row for row in attacked if row.key in judged]
+    for mine in grouped(own, lambda row: (*_view(row), row.key.role)).values():
         beside = [r.top(name) for r in attacked if r.key.defense == "none" and _view(r) == _view(mine[0])]
         undefended = Undefended(None if defense == "none" else next(iter(beside), None))
         tried = sum(value(record, name) is not None for row in mine for record in row.records)

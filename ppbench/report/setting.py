@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ppbench.metrics.epsilon import epsilon_words
 from ppbench.questions.membership import CANARY_TPR_1
-from ppbench.records.figure import best, leakage_value
+from ppbench.records.figure import best, grouped, leakage_value
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, nothing_to_read, rebuilding, value, widened
 from ppbench.report.costs import CostRow
@@ -361,9 +361,7 @@ def _severity(value: SeedValue) -> tuple[int, bool, bool, float]:
     """Return the order of seeds: level of leak, refuted epsilon, failures, and amount of the leak."""
     if value.leak is None:
         return int(any(one.fate == "falls" for one in value.findings)), value.refuted, value.lacking, 0.0
-    metric = value.metric
-    amount = -float("inf") if metric is None or metric.value is None else leakage_value(metric)
-    return SEVERITY[value.leak.level], value.refuted, value.lacking, amount
+    return SEVERITY[value.leak.level], value.refuted, value.lacking, leakage_value(value.metric)
 
 
 UNDECIDED_REASONS = {
@@ -456,19 +454,14 @@ def settings_of(
     entries: its rows on all boards; findings: those on them; paid: the costs, by `TRAINED`; sound: the keys of the
     reliable seeds, by `EVALUATION`; seeds: how many there are.
     """
-    trained: dict[Key, list[Entry]] = {}
-    for entry in entries:
-        if entry.defense.id != "full_noise":
-            trained.setdefault(entry.key.only(TRAINED), []).append(entry)
+    trained = grouped((e for e in entries if e.defense.id != "full_noise"), lambda entry: entry.key.only(TRAINED))
     values: dict[Key, list[SeedValue]] = {}
     for key in sorted(trained, key=Key.text):
         rows = {entry.key.only(SETTING) for entry in trained[key]}
         own = [one for one in findings if one.row.key in rows]
         value = _seed_value(trained[key], own, paid.get(key), key.only(EVALUATION) in sound)
         values.setdefault(key.only(_SETTING), []).append(value)
-    grids: dict[str, list[Key]] = {}
-    for key in values:
-        grids.setdefault(key.defense, []).append(key)
+    grids = grouped(values, lambda key: key.defense)
     words, none = key_differences(list(values)), grids.pop("none", [])[:1]
     plain = next((Setting(tuple(values[key]), None, seeds) for key in none), None)
     settings = {} if plain is None else {"none": [plain]}
@@ -505,6 +498,6 @@ def _easiest(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _entry_severity(entry: Entry) -> tuple[int, float]:
-    metric = _headline(entry.worst) if entry.leak is not None else None
-    level = -1 if entry.leak is None else SEVERITY[entry.leak.level]
-    return level, -float("inf") if metric is None or metric.value is None else leakage_value(metric)
+    if entry.leak is None:
+        return -1, -float("inf")
+    return SEVERITY[entry.leak.level], leakage_value(_headline(entry.worst))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ppbench.base.errors import count_of
-from ppbench.records.figure import Figured
+from ppbench.records.figure import Figured, grouped
 from ppbench.records.schema import Record, Scalar, Utility
 from ppbench.report.frame import Key
 from ppbench.report.learning import is_usable
@@ -118,11 +118,8 @@ def evaluation_words(key: Key) -> str:
 
 def evaluation_titles(keys: Iterable[Key]) -> dict[Key, str]:
     """Return evaluations in words; equal texts get their differences appended."""
-    words: dict[str, list[Key]] = {}
-    for key in keys:
-        words.setdefault(evaluation_words(key), []).append(key)
     titles: dict[Key, str] = {}
-    for text, alike in words.items():
+    for text, alike in grouped(keys, evaluation_words).items():
         more = key_differences(alike)
         for number, key in enumerate(sorted(alike, key=Key.text), start=1):
             other = more[key] or (f"the {number}. of {len(alike)} data sets or suites of these names")

@@ -18,7 +18,7 @@ import scipy
 from ppbench.metrics.intervals import CONFIDENCE, REPLICATES, Floats
 from ppbench.metrics.spec import Rule
 from ppbench.questions.base import DistanceLaw, question_for, question_of
-from ppbench.records.figure import leakage_value
+from ppbench.records.figure import grouped, leakage_value
 from ppbench.records.schema import MODEL_METRICS, Record, Utility
 from ppbench.report.compare import paired
 from ppbench.report.compare.join import EqualFacts, Joined, RowPair, Where, equal_facts, notes
@@ -143,12 +143,9 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def judged_rows(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
     """Return the rows with verdicts; Holm's correction is over the estimated changes of each family of each defense."""
-    families = defaultdict[tuple[str, bool], list[int]](list)
-    for place, row in enumerate(rows):
-        if row.change is not None and not row.change.certain:
-            families[row.where.defense, row.headline].append(place)
+    estimated = [place for place, row in enumerate(rows) if row.change is not None and not row.change.certain]
     corrected = list(rows)
-    for places in families.values():
+    for places in grouped(estimated, lambda place: (rows[place].where.defense, rows[place].headline)).values():
         adjusted = holm([change.p for place in places if (change := rows[place].change) is not None])
         for place, p in zip(places, adjusted, strict=True):
             corrected[place] = replace(rows[place], adjusted=p, family=len(places))
@@ -299,13 +296,12 @@ def _epsilons(pair: RowPair) -> Iterator[ComparedRow]:
 def cap_rows(joined: Joined) -> Iterator[ComparedRow]:
     """Yield the change of the CAP of every series of control values that is complete on both sides."""
     broken = {replace(left.where, value=None) for left in joined.left if left.status != "new"}
-    series = defaultdict[tuple[Where, EqualFacts, tuple[int, ...]], list[RowPair]](list)
-    for pair in joined.pairs:
-        where = replace(pair.where, value=None)
-        if where.control and where not in broken:
-            series[where, equal_facts(pair.base[0].config), pair.seeds].append(pair)
-    for (where, _, seeds), some in series.items():
-        if len(some) > 1:
+
+    def series(pair: RowPair) -> tuple[Where, EqualFacts, tuple[int, ...]]:
+        return replace(pair.where, value=None), equal_facts(pair.base[0].config), pair.seeds
+
+    for (where, _, seeds), some in grouped(joined.pairs, series).items():
+        if len(some) > 1 and where.control and where not in broken:
             yield from _cap(RowPair(where, seeds, some[0].base, some[0].new, notes(some)), some)
 
 
@@ -372,12 +368,12 @@ _Point = tuple[Where, Key, tuple[int, ...], str]
 
 def _points(pairs: Sequence[RowPair]) -> dict[_Point, list[int]]:
     """Return the indices in `pairs` of the attacks of one kind on each point."""
-    points = defaultdict[_Point, list[int]](list)
-    for number, pair in enumerate(pairs):
-        key = key_of(pair.base[0].config)
-        where = replace(pair.where, attack="", follows="")
-        points[where, key.only(POINT), pair.seeds, key.question].append(number)
-    return points
+
+    def point(place: int) -> _Point:
+        pair, key = pairs[place], key_of(pairs[place].base[0].config)
+        return replace(pair.where, attack="", follows=""), key.only(POINT), pair.seeds, key.question
+
+    return grouped(range(len(pairs)), point)
 
 
 def scenes_of(pairs: Sequence[RowPair]) -> Iterator[tuple[list[RowPair], RowPair]]:

@@ -14,7 +14,7 @@ from ppbench.base.files import write_atomic
 from ppbench.metrics.modality import modality_of
 from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import MissingQuestion, Question, question_for, question_of, questions
-from ppbench.records.figure import best, leakage_value
+from ppbench.records.figure import best, grouped, leakage_value
 from ppbench.records.schema import Metric, Record, Utility
 from ppbench.report.cap import STRAY_DISTANCE, STRAY_MARK, caps, record_distance, strays
 from ppbench.report.columns import (
@@ -289,9 +289,8 @@ def _headline(entry: Entry, name: str) -> Metric | None:
 def _order(entry: Entry, name: str) -> tuple[int, float, str, float]:
     """Return the sort key: `none`, then the least leaking first, rows without a figure, `full_noise`."""
     metric = _headline(entry, name) or (None if entry.labels is None else entry.labels.metric("label_accuracy"))
-    leaked = float("inf") if metric is None or metric.value is None else leakage_value(metric)
     place = {"none": 0, "full_noise": 2}.get(entry.defense.id, 1)
-    return place, leaked, entry.defense.id, entry.key.value or 0.0
+    return place, leakage_value(metric, float("inf")), entry.defense.id, entry.key.value or 0.0
 
 
 # -- ranks: the least leaking first; rows whose intervals overlap share them -----------------------------------------
@@ -447,9 +446,7 @@ def defense_sentences(evaluations: Sequence[JudgedEvaluation]) -> list[DefenseSe
     known = Knowledge.of(record for one in evaluations for record in one.records)
     for one in evaluations:
         words = one.about if len(evaluations) > 1 else ""
-        by: dict[str, list[Record]] = {}
-        for record in one.records if one.reliable else ():
-            by.setdefault(record.config.defense.id, []).append(record)
+        by = grouped(one.records if one.reliable else (), lambda record: record.config.defense.id)
         vouching = [record for control in CONTROLS for record in by.pop(control, [])]
         for name in sorted(by):
             about_it = verdicts(name, one.records.of([*vouching, *by[name]]), known)

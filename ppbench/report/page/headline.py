@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppbench.base.errors import count_of, listed
-from ppbench.records.figure import best, leakage_value
+from ppbench.records.figure import best, grouped, leakage_value
 from ppbench.records.schema import Record
 from ppbench.report.controls import Check, value
 from ppbench.report.costs import CostRow, TimesOf, cost_rows
@@ -155,7 +155,7 @@ def _others(row: HeadlineRow) -> str:
     shown = [v for v in others if v.leak is not None and v.leak.falls]
     words, own = "", setting.judgement.fate == "falls" and row.fate != "useless"
     if shown:
-        worst = max(shown, key=lambda v: (SEVERITY[v.leak.level], _amount(v)))  # type: ignore[union-attr]  # shown
+        worst = max(shown, key=lambda v: (SEVERITY[v.leak.level], leakage_value(v.metric)))  # type: ignore[union-attr]  # shown
         assert worst.leak is not None
         at = f" at {len(shown)} of {number} settings" if number > 1 else ""
         if not own:
@@ -181,12 +181,6 @@ def _is_far_worse(one: Setting, other: Setting) -> bool:
 
 def _control(setting: Setting) -> str:
     return setting.entry.control.replace(" = ", "=")
-
-
-def _amount(setting: Setting) -> float:
-    """Return how much of inputs leaks, larger is more: dB of images, minus the relative error of rows."""
-    metric = setting.metric
-    return -float("inf") if metric is None or metric.value is None else leakage_value(metric)
 
 
 def _amount_words(setting: Setting) -> str:
@@ -293,7 +287,7 @@ def _at(count: int, number: int) -> str:
 
 def _at_level(settings: Sequence[Setting], number: int) -> str:
     """Return "rebuilt at 2 of 3 settings, 46 dB at sigma=0.01" on the settings of one level, with the largest leak."""
-    worst = max(settings, key=_amount)
+    worst = max(settings, key=lambda v: leakage_value(v.metric))
     assert worst.leak is not None
     at = _at(len(settings), number)
     figures = _figures(worst) if worst.leak.falls else ""
@@ -322,9 +316,7 @@ but: qualifiers, such as what the standing ones give away.
 
 def _many(rows: Sequence[HeadlineRow]) -> Headline:
     """Return the headline on several rows: how many defenses fall, stand, or are undecided over all evaluations."""
-    by_name: dict[str, list[HeadlineRow]] = {}
-    for row in rows:
-        by_name.setdefault(row.name, []).append(row)
+    by_name = grouped(rows, lambda row: row.name)
     groups: dict[tuple[HeadlineFate, str], list[str]] = {}
     for name, some in by_name.items():
         fate = _together({row.fate for row in some})

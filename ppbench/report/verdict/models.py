@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppbench.federation.threats import recorded_threat
-from ppbench.records.figure import Figured, best
+from ppbench.records.figure import Figured, best, grouped
 from ppbench.records.schema import Record
 from ppbench.report.controls import value
 from ppbench.report.findings import (
@@ -196,9 +196,7 @@ def _verdict(findings: Sequence[Finding], sentence: str) -> Verdict:
 # -- the model that clients train on ---------------------------------------------------------------------------------
 def _masked(findings: Sequence[Finding]) -> list[Verdict]:
     """Return one verdict per group of control values with one outcome for both attackers."""
-    groups: dict[tuple[ModelFate | None, ModelFate | None], list[Finding]] = {}
-    for one in findings:
-        groups.setdefault((one.plain, one.knowing), []).append(one)
+    groups = grouped(findings, lambda one: (one.plain, one.knowing))
     verdicts = []
     for (plain, knowing), some in groups.items():
         labels = [one.row.control for one in some if one.row.control]
