@@ -185,8 +185,8 @@ def modality_faults(plugin: Any, name: str) -> Iterator[str]:
 
 
 # -- The modalities of this package, and the registry: from a configuration to the modality of its inputs --
-# Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`; data sets
-# name them (`Dataset.kind`), and records of these (`DataInfo.modality`).
+# Others come by the entry point `ppbench.modalities`, a class without arguments; data sets name them (`Dataset.kind`),
+# and records of these (`DataInfo.modality`).
 
 EXACT_DB = 59.0
 """PSNR in dB from which two 8-bit images are equal: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB.
@@ -289,9 +289,7 @@ class Image(Modality):
         """Return decibels."""
         return f"{value:.1f} dB"
 
-    def brief(self, value: float) -> str:
-        """Return decibels."""
-        return f"{value:.1f} dB"
+    brief = stated
 
     def beside(self, value: float, rebuilt: bool) -> str:
         """Return decibels without decimals."""
@@ -381,7 +379,6 @@ class TableRow(Modality):
 
 
 MASK, IMAGE, TABLE_ROW = Mask(), Image(), TableRow()
-_registered: list[Modality] = []
 
 
 class _Model(Protocol):
@@ -429,16 +426,9 @@ class Planned(Protocol):
         """The modality that the data set names, or ""."""
 
 
-def register_modality(modality: Modality) -> None:
-    """Make a modality known to this process. Raises ValueError: its name is taken."""
-    if modality.name in {known.name for known in modalities()}:
-        raise ValueError(f"There is a modality {modality.name!r} already.")
-    _registered.append(modality)
-
-
 def modalities() -> tuple[Modality, ...]:
     """Return all modalities, those of others first."""
-    return (*_registered, *_installed(), MASK, IMAGE, TABLE_ROW)
+    return (*_installed(), MASK, IMAGE, TABLE_ROW)
 
 
 @cache

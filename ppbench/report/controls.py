@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -261,7 +260,6 @@ def _chance_probability(record: Record) -> float:
     return 1.0 if law is None else _binomial(*law)
 
 
-@lru_cache(maxsize=4096)
 def _binomial(share: float, n: int, chance: float) -> float:
     """Return the probability of at least share * n successes of n."""
     hits = round(share * n)

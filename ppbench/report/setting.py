@@ -81,11 +81,6 @@ class SeedValue:
         """The refutation of the stated epsilon, or None."""
         return None if self.cost is None else self.cost.refutation
 
-    @property
-    def refuted(self) -> bool:
-        """Whether the stated epsilon is refuted."""
-        return self.refutation is not None
-
     def about(self, *subjects: Subject) -> list[Finding]:
         """Return the findings on some subjects."""
         return [one for one in self.findings if one.subject in subjects]
@@ -235,17 +230,12 @@ class Setting:
         return next((v.refutation for v in self.sound if v.refutation is not None), None)
 
     @property
-    def refuted(self) -> bool:
-        """Whether the stated epsilon is refuted at some seed."""
-        return self.refutation is not None
-
-    @property
     def epsilon(self) -> str:
         """The stated guarantee in words, whether vacuous or refuted; "" where none is stated."""
         stated = self.entry.sample.privacy.epsilon
         if stated is None:
             return ""
-        return f"refuted ({stated:.3g})" if self.refuted else epsilon_words(stated)
+        return f"refuted ({stated:.3g})" if self.refutation else epsilon_words(stated)
 
     @property
     def recovered(self) -> tuple[str, ...]:
@@ -359,9 +349,10 @@ def _headline(worst: WorstCase | None) -> Metric | None:
 
 def _severity(value: SeedValue) -> tuple[int, bool, bool, float]:
     """Return the order of seeds: level of leak, refuted epsilon, failures, and amount of the leak."""
+    refuted = value.refutation is not None
     if value.leak is None:
-        return int(any(one.fate == "falls" for one in value.findings)), value.refuted, value.lacking, 0.0
-    return SEVERITY[value.leak.level], value.refuted, value.lacking, leakage_value(value.metric)
+        return int(any(one.fate == "falls" for one in value.findings)), refuted, value.lacking, 0.0
+    return SEVERITY[value.leak.level], refuted, value.lacking, leakage_value(value.metric)
 
 
 UNDECIDED_REASONS = {
@@ -388,7 +379,7 @@ def chip(value: SeedValue) -> tuple[str, Tone]:
     leak = value.leak
     if leak is None:
         return "not attacked", "info"
-    if leak.falls or value.refuted:
+    if leak.falls or value.refutation:
         clear = leak.everybody.clear if leak.level == "recognizable" else ()
         seen = [f"{LEVEL_WORDS[leak.level]} by {winner_of(clear[0][1] if clear else leak.worst)}"] if leak.falls else []
         return ", ".join([*seen, *_refuted(value)]), "error"
@@ -424,7 +415,7 @@ def _judged(value: SeedValue) -> Judgement:
 
 def _without_inputs(value: SeedValue) -> Judgement:
     """Return the judgment by what is given away beside inputs, where there are no reconstructions."""
-    if value.refuted:
+    if value.refutation:
         return Judgement("falls", ", ".join(_refuted(value)), "error")
     for word, subjects in RECOVERED:
         for one in value.about(*subjects):

@@ -7,10 +7,9 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from ppbench.base.files import write_atomic
+from ppbench.base.errors import UsageError
 from ppbench.metrics.modality import modality_of
 from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import MissingQuestion, Question, question_for, question_of, questions
@@ -19,10 +18,10 @@ from ppbench.records.schema import Metric, Record, Utility
 from ppbench.report.cap import STRAY_DISTANCE, STRAY_MARK, caps, record_distance, strays
 from ppbench.report.columns import (
     CELLS,
-    ENDS,
     KEY,
     OTHER_HEADLINE,
     PLAIN_METRICS,
+    WITH_ENDS,
     WORST,
     WORST_METRICS,
     Column,
@@ -32,13 +31,30 @@ from ppbench.report.columns import (
 from ppbench.report.controls import CONTROLS, UNREPLAYED, Check, check_controls, value
 from ppbench.report.costs import relative_costs
 from ppbench.report.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
-from ppbench.report.findings import Verdict
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, SETTING, TRAINED, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leaks_of
 from ppbench.report.learning import USABLE, is_usable, learning_of, points_lost
 from ppbench.report.verdict import verdicts
 from ppbench.report.words import STAGE_ORDER, evaluation_titles, evaluation_words, key_differences
+
+_Source = TypeVar("_Source")
+_Read = TypeVar("_Read")
+
+
+def tolerant(read: Callable[[_Source], _Read | None], problems: list[str]) -> Callable[[_Source], _Read | None]:
+    """Return `read` with None instead of UsageError, whose sentence is added to `problems`, once."""
+
+    def read_or_none(source: _Source) -> _Read | None:
+        try:
+            return read(source)
+        except UsageError as error:
+            if str(error) not in problems:
+                problems.append(str(error))
+            return None
+
+    return read_or_none
+
 
 # -- The table of all cells, one row per cell, and its CSV file; columns: `report.columns` --
 
@@ -154,18 +170,11 @@ def csv_text(records: Sequence[Record], claims: Claims = no_claims, boards: Sequ
     buffer, more = io.StringIO(), [spec.name for spec in foreign_metrics(records)]
     own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in ("", *ENDS))])
+    writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in WITH_ENDS)])
     for row in table_rows(records, claims, boards):
         others = [value for name in more for value in own[str(row["cell_id"])].get(name, (None,) * 3)]
         writer.writerow([csv_field(value) for value in (*row.values(), *others)])
     return buffer.getvalue()
-
-
-def write_csv(
-    records: Sequence[Record], path: Path, *, claims: Claims = no_claims, boards: Sequence[Board] = ()
-) -> None:
-    """Write the CSV to `path`, completely or not at all. Raises UsageError where it cannot be written."""
-    write_atomic(path, csv_text(records, claims, boards).encode())
 
 
 COSTLY = "costs accuracy"
@@ -408,12 +417,11 @@ def worst_csv(boards: Sequence[Board]) -> str:
 
 @dataclass(frozen=True)
 class DefenseSentence:
-    """A sentence on a defense, with its verdict. about: its evaluation, "" where there is only one."""
+    """A sentence on a defense. about: its evaluation, "" where there is only one."""
 
     defense: str
     about: str
     sentence: str
-    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -450,7 +458,7 @@ def defense_sentences(evaluations: Sequence[JudgedEvaluation]) -> list[DefenseSe
         vouching = [record for control in CONTROLS for record in by.pop(control, [])]
         for name in sorted(by):
             about_it = verdicts(name, one.records.of([*vouching, *by[name]]), known)
-            sentences += [DefenseSentence(name, words, verdict.sentence, verdict) for verdict in about_it]
+            sentences += [DefenseSentence(name, words, verdict.sentence) for verdict in about_it]
     return sentences
 
 

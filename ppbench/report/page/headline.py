@@ -60,7 +60,7 @@ class HeadlineRow:
         if setting.judgement.fate != "falls":
             stands = setting.judgement.fate == "stands"
             return "unlearned" if self.table.unlearned else "stand" if stands else "open"
-        if setting.refuted and not (setting.leak is not None and setting.leak.falls):
+        if setting.refutation and not (setting.leak is not None and setting.leak.falls):
             return "refuted"
         if setting.judgement.seeds < setting.seeds:
             return "partly"
@@ -115,7 +115,7 @@ def _one(row: HeadlineRow) -> Headline:
     if leak is None or setting.judgement.fate is None:
         return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
     if fate in ("fall", "exposed", "partly"):
-        refuted = "; its epsilon is refuted" if setting.refuted else ""
+        refuted = "; its epsilon is refuted" if setting.refutation else ""
         words = f"{name} falls{_in_seeds(setting)}{_everywhere(row)}: {leak.noun} {leak.level}{_figures(setting)}"
         named = where if _everywhere(row) and row.setting not in _everywhere(row) else ""
         return Headline(f"{words}{named}{_beside(setting)}{refuted}{_others(row)}{end}", "error")

@@ -9,11 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import seaborn
@@ -44,6 +43,7 @@ from ppbench.report.page.boards import (
     no_claims,
     standalone_sentences,
     table_rows,
+    tolerant,
 )
 from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
@@ -51,7 +51,7 @@ from ppbench.report.page.figures import svg_of
 from ppbench.report.page.headline import answer_from, costs_alone
 from ppbench.report.page.overview import Overview, Standing
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, profiles
-from ppbench.report.page.sections import Section, board_target, cell_table, section_metric
+from ppbench.report.page.sections import Section, batch_of, board_target, cell_table, section_metric, weights_words
 from ppbench.report.words import decibels
 from ppbench.report.worst import WorstCase, attack_of, cell_of
 
@@ -293,10 +293,12 @@ def template() -> Template:
     environment.globals |= {
         "assets": assets(),
         "attack_of": attack_of,
+        "batch_of": batch_of,
         "cell_of": cell_of,
         "metric_of": section_metric,
         "words": LEVEL_WORDS,
         "usable_points": USABLE,
+        "weights_words": weights_words,
     }
     return environment.get_template("page.html.j2")
 
@@ -349,7 +351,6 @@ def seconds(value: float) -> str:
     return f"{value / factor:.3g} {unit}"
 
 
-T = TypeVar("T")
 NAMED_FILES = 12
 """How many unreadable files the head of the page names; further ones are folded."""
 
@@ -384,9 +385,9 @@ class Page:
         frame = frame_of(self.records)
         known = Knowledge.of(frame)
         boards = boards_of(frame, self.claims, self.sound) if self.boards is None else self.boards
-        album = Album(_past(self.images, self.problems))
+        album = Album(tolerant(self.images, self.problems))
         sections = list(_sections(boards, frame, known, album))
-        table = cost_rows(boards, frame, _past(self.times, self.problems))
+        table = cost_rows(boards, frame, tolerant(self.times, self.problems))
         parts = profiles(sections, self.sentences, self.outcomes, table, album, known)
         evaluations = judged_evaluations(frame, self.sound) if self.evaluations is None else self.evaluations
         answer = answer_from(boards, evaluations, table, self.harness)
@@ -437,20 +438,6 @@ def _title(defenses: Sequence[str], settings: Sequence[str]) -> str:
     what = "controls" if not defenses else defenses[0] if len(defenses) == 1 else f"{len(defenses)} defenses"
     where = settings[0] if len(settings) == 1 else f"{len(settings)} tasks"
     return f"{what} on {where} - ppbench"
-
-
-def _past(read: Callable[[Record], T | None], problems: list[str]) -> Callable[[Record], T | None]:
-    """Return `read` with None instead of UsageError; adds the error's sentence to `problems`, once."""
-
-    def tolerant(record: Record) -> T | None:
-        try:
-            return read(record)
-        except UsageError as error:
-            if str(error) not in problems:
-                problems.append(str(error))
-            return None
-
-    return tolerant
 
 
 def _sections(boards: Sequence[Board], records: Frame, known: Knowledge, album: Album) -> Iterator[Section]:

@@ -38,11 +38,6 @@ _TILE, _GAP = 32, 2
 ImageArray = NDArray[np.float32]
 
 
-def data_uri(png: bytes) -> str:
-    """Return a PNG as a data URI."""
-    return "data:image/png;base64," + base64.b64encode(png).decode()
-
-
 class Album:
     """The images of a page, in order up to `budget` bytes of PNG. refused: number of sprites left out."""
 
@@ -66,7 +61,7 @@ class Album:
             self.refused, self.left = self.refused + 1, 0
             return None
         self.left -= len(png)
-        return data_uri(png)
+        return "data:image/png;base64," + base64.b64encode(png).decode()
 
     def strip(self, record: Record | None) -> str | None:
         """Return a record's originals above its reconstructions as a data URI, or None."""

@@ -90,17 +90,11 @@ class Trust:
         if self.state == "unlearned":
             return f"The attacks' controls hold, but usability cannot be judged. {' '.join(bad)}"
         if self.state == "partly":
-            left = self.boards - len(self.silent)
-            return (
-                f"Controls hold. {left} of {self.boards} boards can be judged; {len(self.silent)} cannot: {self._why}."
-            )
+            left, why = self.boards - len(self.silent), "; ".join(dict.fromkeys(one.reason for one in self.silent))
+            return f"Controls hold. {left} of {self.boards} boards can be judged; {len(self.silent)} cannot: {why}."
         return (
             "Controls hold: the undefended model falls, noise gives nothing away, and the harness passes its self-test."
         )
-
-    @property
-    def _why(self) -> str:
-        return "; ".join(dict.fromkeys(one.reason for one in self.silent))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state in types that JSON has."""
