@@ -381,9 +381,12 @@ class TableRow(Modality):
 MASK, IMAGE, TABLE_ROW = Mask(), Image(), TableRow()
 
 
-class _Model(Protocol):
+class _Network(Protocol):
     @property
     def shape(self) -> Sequence[int]: ...
+
+
+class _Model(_Network, Protocol):
     @property
     def loss(self) -> str: ...
 
@@ -393,37 +396,20 @@ class _Data(Protocol):
     def modality(self) -> str: ...
 
 
-class _Network(Protocol):
+class _Configured(Protocol):
     @property
-    def shape(self) -> Sequence[int]: ...
-
-
-class Configured(Protocol):
-    """What says which network was trained, by which loss, on which data: the configuration of a cell."""
-
+    def model(self) -> _Model: ...
     @property
-    def model(self) -> _Model:
-        """The network."""
+    def data(self) -> _Data: ...
 
+
+class _Planned(Protocol):
     @property
-    def data(self) -> _Data:
-        """The data."""
-
-
-class Planned(Protocol):
-    """What says the same to all parties: a plan."""
-
+    def spec(self) -> _Network: ...
     @property
-    def spec(self) -> _Network:
-        """The network."""
-
+    def loss(self) -> str: ...
     @property
-    def loss(self) -> str:
-        """The name of the loss."""
-
-    @property
-    def kind(self) -> str:
-        """The modality that the data set names, or ""."""
+    def kind(self) -> str: ...
 
 
 def modalities() -> tuple[Modality, ...]:
@@ -451,11 +437,11 @@ def modality_from(shape: Sequence[int], task: str = "", name: str = "") -> Modal
     return known[name]
 
 
-def modality_of(config: Configured) -> Modality:
-    """Return the modality of a cell's inputs; UsageError: it is not installed here."""
+def modality_of(config: _Configured) -> Modality:
+    """Return the modality of a cell's inputs by its configuration; UsageError: it is not installed here."""
     return modality_from(config.model.shape, config.model.loss, config.data.modality)
 
 
-def modality_in(plan: Planned) -> Modality:
-    """Return the modality of the inputs of a federation."""
+def modality_in(plan: _Planned) -> Modality:
+    """Return the modality of the inputs of a federation with this plan."""
     return modality_from(plan.spec.shape, plan.loss, plan.kind)

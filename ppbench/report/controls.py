@@ -276,14 +276,11 @@ def defenses_without_result(records: Sequence[Record]) -> list[str]:
     """
     defenses = dict.fromkeys(r.config.defense.id for r in records if r.config.defense.id not in CONTROLS)
     known = {
-        r.config.defense.id for r in records if r.status == "complete" or (nothing_to_read(r) and not bytes_sent(r))
+        r.config.defense.id
+        for r in records
+        if r.status == "complete" or (nothing_to_read(r) and r.cost.bytes_up + r.cost.bytes_setup == 0)
     }
     return [name for name in defenses if name not in known]
-
-
-def bytes_sent(record: Record) -> float:
-    """Return the bytes that a client sends per round, plus those of the set-up."""
-    return record.cost.bytes_up + record.cost.bytes_setup
 
 
 def failures(records: Sequence[Record]) -> list[Record]:

@@ -269,13 +269,21 @@ def audit_of(row: SettingRow) -> tuple[str, int, int]:
     return (row.key.threat, 0, 0) if audit is None else (row.key.threat, audit.references, audit.canaries)
 
 
+def audits_of(
+    defense: str, rows: Sequence[SettingRow]
+) -> Iterator[tuple[tuple[str, int, int], list[SettingRow], SettingRow | None]]:
+    """Yield each audit of a defense: its key (`audit_of`), its rows, and the undefended model's row beside them."""
+    for audit in sorted({audit_of(row) for row in rows if row.key.defense == defense}):
+        alike = [row for row in rows if audit_of(row) == audit]
+        none = next((row for row in alike if row.key.defense == "none" != defense), None)
+        yield audit, [row for row in alike if row.key.defense == defense], none
+
+
 def _of_audits(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
     """Yield what audits find of canaries, or of average members in audits without canaries."""
-    for audit in sorted({audit_of(row) for row in rows if row.key.defense == defense}):
-        mine = [row for row in rows if row.key.defense == defense and audit_of(row) == audit]
-        none = next((row for row in rows if row.key.defense == "none" and audit_of(row) == audit), None)
+    for _, mine, none in audits_of(defense, rows):
         name = CANARY_AUC.name if any(row.top(CANARY_AUC.name) for row in mine) else AUC.name
-        undefended = Undefended(None if none is None or defense == "none" else none.top(name))
+        undefended = Undefended(None if none is None else none.top(name))
         families = family_metrics(mine) if name == CANARY_AUC.name else []
         tried = sum(len(row.of("membership")) for row in mine)
         for row in mine:

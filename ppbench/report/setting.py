@@ -374,25 +374,6 @@ def reason_of(leak: Leak) -> str:
     )
 
 
-def chip(value: SeedValue) -> tuple[str, Tone]:
-    """Return the level of a setting with its qualifiers in words, and the tone."""
-    leak = value.leak
-    if leak is None:
-        return "not attacked", "info"
-    if leak.falls or value.refutation:
-        clear = leak.everybody.clear if leak.level == "recognizable" else ()
-        seen = [f"{LEVEL_WORDS[leak.level]} by {winner_of(clear[0][1] if clear else leak.worst)}"] if leak.falls else []
-        return ", ".join([*seen, *_refuted(value)]), "error"
-    if leak.level == "undecided":
-        reason = next(
-            (UNDECIDED_REASONS[q.code] for q in leak.qualifiers if q.code in UNDECIDED_REASONS),
-            LEVEL_WORDS["undecided"],
-        )
-        return ", ".join([reason, *(f"gives {word}" for word in value.recovered)]), "warning"
-    one = _blind(leak.untested, value.recovered)
-    return one.verdict, one.tone
-
-
 def _blind(untested: bool, recovered: Sequence[str]) -> Judgement:
     """Return the judgment of what withstands, with its qualifiers."""
     words = [LEVEL_WORDS["blind"], *(["untested"] if untested else ()), *(f"gives {word}" for word in recovered)]
@@ -404,13 +385,19 @@ def _refuted(value: SeedValue) -> list[str]:
 
 
 def _judged(value: SeedValue) -> Judgement:
-    """Return the judgment of a setting at one seed."""
-    if value.leak is None:
+    """Return the judgment of a setting at one seed: its level with its qualifiers."""
+    leak = value.leak
+    if leak is None:
         return _without_inputs(value)
-    verdict, tone = chip(value)
-    if tone == "error":
-        return Judgement("falls", verdict, tone)
-    return Judgement("stands" if value.leak.level == "blind" else "undecided", verdict, tone)
+    if leak.falls or value.refutation:
+        clear = leak.everybody.clear if leak.level == "recognizable" else ()
+        seen = [f"{LEVEL_WORDS[leak.level]} by {winner_of(clear[0][1] if clear else leak.worst)}"] if leak.falls else []
+        return Judgement("falls", ", ".join([*seen, *_refuted(value)]), "error")
+    if leak.level == "blind":
+        return _blind(leak.untested, value.recovered)
+    reasons = [UNDECIDED_REASONS[q.code] for q in leak.qualifiers if q.code in UNDECIDED_REASONS]
+    words = [*(reasons[:1] or [LEVEL_WORDS["undecided"]]), *(f"gives {word}" for word in value.recovered)]
+    return Judgement("undecided", ", ".join(words), "warning")
 
 
 def _without_inputs(value: SeedValue) -> Judgement:

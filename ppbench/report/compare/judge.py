@@ -22,17 +22,6 @@ from ppbench.records.figure import grouped, leakage_value
 from ppbench.records.schema import MODEL_METRICS, Record, Utility
 from ppbench.report.compare import paired
 from ppbench.report.compare.join import EqualFacts, Joined, RowPair, Where, equal_facts, notes
-from ppbench.report.compare.paired import (
-    ALL_RULES,
-    TRAINED_STAGES,
-    Change,
-    change,
-    model_figure,
-    rules_for,
-    sample_of,
-    unchanged,
-    with_luck,
-)
 from ppbench.report.frame import MODEL, POINT, Key, key_of
 from ppbench.report.worst import Measured, cell_of, worst_case
 
@@ -58,7 +47,7 @@ class ComparedRow:
     metric: str
     subset: str
     status: RowStatus
-    change: Change | None
+    change: paired.Change | None
     tolerance: float
     note: str
     record: Record
@@ -120,7 +109,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def unjudged_row(pair: RowPair, rule: Rule, change: Change | None, note: str) -> ComparedRow:
+def unjudged_row(pair: RowPair, rule: Rule, change: paired.Change | None, note: str) -> ComparedRow:
     """Return a row without a verdict; without a change it is missing from NEW. The note names versions."""
     one, two = pair.base[0].config.edition, pair.new[0].config.edition
     notes = [note, pair.note, "" if one == two else f"version {one} -> {two}"]
@@ -170,13 +159,13 @@ def _verdict(row: ComparedRow) -> ComparedRow:
     return replace(row, status=status, needed=_needed(change, row.tolerance, row.adjusted))
 
 
-def _seeing(change: Change, family: int) -> int:
+def _seeing(change: paired.Change, family: int) -> int:
     """Return how many victims could decide a blind row; each further unit halves its least p-value."""
     more = math.floor(math.log2(change.floor * family / SIGNIFICANCE)) + 1
     return math.ceil(change.n * (change.units + more) / change.units)
 
 
-def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | None:
+def _needed(change: paired.Change, tolerance: float, adjusted: float | None) -> int | None:
     """Return how many victims would decide a row if the estimate were exact; None beyond `MOST_VICTIMS`."""
     shared = _Z_ONE_ROW * change.luck  # what is not luck of training shrinks with the root of n
     if change.worse < tolerance:
@@ -203,8 +192,9 @@ def rows_of(joined: Joined) -> list[ComparedRow]:
     """Return every row, not yet judged; rows without an attack are headlines, except for CAPs, one per attack."""
     chosen = headlines(joined.pairs)
     rows = [row for pair, names in zip(joined.pairs, chosen, strict=True) for row in _cells(pair, names)]
-    everything = frozenset(rule.metric for rule in ALL_RULES)
-    rows += [row for pair in worst_cases(joined.pairs) for row in _cells(pair, everything)]
+    everything = frozenset(rule.metric for rule in paired.ALL_RULES)
+    worst = [worst for some, worst in scenes_of(joined.pairs) if len(some) > 1]  # a lone attack is its own worst case
+    rows += [row for pair in worst for row in _cells(pair, everything)]
     for trained in _trainings(joined.pairs):
         rows += [replace(row, headline=True) for row in (*_utilities(trained), *_epsilons(trained))]
     rows += cap_rows(joined)
@@ -214,7 +204,7 @@ def rows_of(joined: Joined) -> list[ComparedRow]:
 
 def _cells(pair: RowPair, headline: frozenset[str]) -> Iterator[ComparedRow]:
     """Yield a row for each judged metric that BASELINE has in every seed; headline: metrics of headlines."""
-    for rule in rules_for(pair.base[0]):
+    for rule in paired.rules_for(pair.base[0]):
         if all((metric := r.metric(rule.metric)) is not None and metric.value is not None for r in pair.base):
             yield replace(_cell(pair, rule), headline=rule.metric in headline)
 
@@ -229,9 +219,9 @@ def _cell(pair: RowPair, rule: Rule) -> ComparedRow:
     if rule.form == "epsilon" and any(one != two for one, two in deltas):
         note = f"delta is {deltas[0][0]}, NEW has {deltas[0][1]}"
         return replace(unjudged_row(pair, rule, None, note), status="incomparable")
-    estimated = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
-    luck = rule.luck if pair.where.stage in TRAINED_STAGES else 0.0
-    return unjudged_row(pair, rule, with_luck(estimated, luck, len(pair.seeds)), "")
+    estimated = paired.change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
+    luck = rule.luck if pair.where.stage in paired.TRAINED_STAGES else 0.0
+    return unjudged_row(pair, rule, paired.with_luck(estimated, luck, len(pair.seeds)), "")
 
 
 def _trainings(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
@@ -254,7 +244,7 @@ def _utilities(pair: RowPair) -> Iterator[ComparedRow]:
         rule = metric.rule
         if rule is None or (metric.unless and getattr(pair.base[0].utility, metric.unless) is not None):
             continue  # a classifier is judged by accuracy
-        sides = [[model_figure(record.utility, name) for record in side] for side in (pair.base, pair.new)]
+        sides = [[paired.model_figure(record.utility, name) for record in side] for side in (pair.base, pair.new)]
         base, new = ([level for level in side if level is not None] for side in sides)
         if len(base) < len(pair.seeds):
             continue
@@ -262,12 +252,14 @@ def _utilities(pair: RowPair) -> Iterator[ComparedRow]:
         if metric.relative:
             rule = replace(rule, tolerance=rule.tolerance * mean, luck=rule.luck * mean)
         if len(new) < len(base):
-            reason = next((r.utility.reason for r in pair.new if model_figure(r.utility, name) is None), None)
+            reason = next((r.utility.reason for r in pair.new if paired.model_figure(r.utility, name) is None), None)
             yield unjudged_row(pair, rule, None, f"not in NEW: {reason}")
         elif all(a.utility.agrees(b.utility) for a, b in zip(pair.base, pair.new, strict=True)):
-            yield unjudged_row(pair, rule, unchanged(mean, sum(b.n for b in base), "equal utility"), "")
+            yield unjudged_row(pair, rule, paired.unchanged(mean, sum(b.n for b in base), "equal utility"), "")
         else:
-            yield unjudged_row(pair, rule, with_luck(paired.unpaired(base, new, rule.safer), rule.luck, len(base)), "")
+            yield unjudged_row(
+                pair, rule, paired.with_luck(paired.unpaired(base, new, rule.safer), rule.luck, len(base)), ""
+            )
 
 
 def _epsilons(pair: RowPair) -> Iterator[ComparedRow]:
@@ -288,7 +280,7 @@ def _epsilons(pair: RowPair) -> Iterator[ComparedRow]:
         one, two = float(np.mean(ours)), float(np.mean(theirs))
         worse = two - one
         yield unjudged_row(
-            pair, rule, Change(one, two, worse, worse, worse, 1.0, len(ours), "as stated", certain=True), ""
+            pair, rule, paired.Change(one, two, worse, worse, worse, 1.0, len(ours), "as stated", certain=True), ""
         )
 
 
@@ -318,16 +310,22 @@ def _cap(shown: RowPair, some: Sequence[RowPair]) -> Iterator[ComparedRow]:
     if any(r.utility.accuracy is None or (m := r.metric(metric)) is None or m.value is None for c in cells for r in c):
         return
     row = Rule(
-        "cap", "cap", "all", "mean", CAP, True, CAP_LUCK if shown.where.stage in TRAINED_STAGES else UNTRAINED_LUCK
+        "cap",
+        "cap",
+        "all",
+        "mean",
+        CAP,
+        True,
+        CAP_LUCK if shown.where.stage in paired.TRAINED_STAGES else UNTRAINED_LUCK,
     )
     n = sum(len(r.victims) for r, _ in cells)
     worse, base, new = _cap_resamples(some, rule, law, f"{shown.where} cap")
     if all(_agree(a, b) for a, b in cells):
-        yield unjudged_row(shown, row, unchanged(base, n), "")
+        yield unjudged_row(shown, row, paired.unchanged(base, n), "")
         return
-    units = sum(len(sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
+    units = sum(len(paired.sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
     estimated = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {REPLICATES}")
-    yield unjudged_row(shown, row, with_luck(estimated, row.luck, len(shown.seeds)), "")
+    yield unjudged_row(shown, row, paired.with_luck(estimated, row.luck, len(shown.seeds)), "")
 
 
 def _agree(base: Measured, new: Measured) -> bool:
@@ -346,7 +344,7 @@ def _cap_resamples(some: Sequence[RowPair], rule: Rule, law: DistanceLaw, key: s
         caps = []
         for pair in some:
             one, two = pair.base[place], pair.new[place]
-            distances = paired.replicated(sample_of(one, two, rule), rule, paired.generator_of(f"{key} {place}"))
+            distances = paired.replicated(paired.sample_of(one, two, rule), rule, paired.generator_of(f"{key} {place}"))
             equal = one.utility.agrees(two.utility)
             accuracies = [_accuracies(r.utility, luck[0 if equal else side]) for side, r in enumerate((one, two))]
             caps.append([a * law.of(d) for a, d in zip(accuracies, distances, strict=True)])
@@ -392,13 +390,6 @@ def scenes_of(pairs: Sequence[RowPair]) -> Iterator[tuple[list[RowPair], RowPair
             yield some, RowPair(where, seeds, base, new, notes(some))
 
 
-def worst_cases(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
-    """Yield the worst case of each point over the reconstruction attacks on both sides, where there are several."""
-    for some, worst in scenes_of(pairs):
-        if len(some) > 1:
-            yield worst
-
-
 def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:
     """Return the metrics of each pair that are headlines.
 
@@ -409,7 +400,7 @@ def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:
     for (_, _, _, kind), places in _points(pairs).items():
         if question_of(kind).inputs:
             if len(places) == 1:
-                metrics[places[0]] = frozenset(rule.metric for rule in ALL_RULES)
+                metrics[places[0]] = frozenset(rule.metric for rule in paired.ALL_RULES)
             continue
         rules = sorted(question_of(kind).all_rules, key=lambda rule: not rule.first)
         names = [rule.metric for rule in rules]
@@ -422,7 +413,7 @@ def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:
 
 def _leaked(records: Sequence[Measured], name: str) -> float | None:
     """Return the leak by a judged metric, the mean over seeds; None where a seed lacks it."""
-    if all(rule.metric != name for rule in rules_for(records[0])):
+    if all(rule.metric != name for rule in paired.rules_for(records[0])):
         return None
     metrics = [record.metric(name) for record in records]
     known = [leakage_value(metric) for metric in metrics if metric is not None and metric.value is not None]

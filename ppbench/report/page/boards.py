@@ -31,6 +31,7 @@ from ppbench.report.columns import (
 from ppbench.report.controls import CONTROLS, UNREPLAYED, Check, check_controls, value
 from ppbench.report.costs import relative_costs
 from ppbench.report.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
+from ppbench.report.findings import Verdict
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, SETTING, TRAINED, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leaks_of
@@ -417,11 +418,12 @@ def worst_csv(boards: Sequence[Board]) -> str:
 
 @dataclass(frozen=True)
 class DefenseSentence:
-    """A sentence on a defense. about: its evaluation, "" where there is only one."""
+    """A sentence on a defense, with its verdict. about: its evaluation, "" where there is only one."""
 
     defense: str
     about: str
     sentence: str
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -458,7 +460,7 @@ def defense_sentences(evaluations: Sequence[JudgedEvaluation]) -> list[DefenseSe
         vouching = [record for control in CONTROLS for record in by.pop(control, [])]
         for name in sorted(by):
             about_it = verdicts(name, one.records.of([*vouching, *by[name]]), known)
-            sentences += [DefenseSentence(name, words, verdict.sentence) for verdict in about_it]
+            sentences += [DefenseSentence(name, words, verdict.sentence, verdict) for verdict in about_it]
     return sentences
 
 

@@ -181,7 +181,7 @@ def _with_seeds(about: str, seeds: Sequence[JudgedEvaluation]) -> str:
 
 def _probed(about: str, rows: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
     """Yield words and rows of an evaluation for each probe of uploads; rows on models go with each."""
-    probes = [None if _of_model(entry) else entry.key.probing for entry in rows]
+    probes = [None if question_of(entry.key.kind).source == "model" else entry.key.probing for entry in rows]
     several = sorted({probe for probe in probes if probe is not None}, key=lambda probing: probing.order)
     if len(several) < 2:
         yield about, list(rows)
@@ -189,10 +189,6 @@ def _probed(about: str, rows: Sequence[Entry]) -> Iterator[tuple[str, list[Entry
     for one in several:
         some = [entry for entry, probe in zip(rows, probes, strict=True) if probe in (one, None)]
         yield f"{about}, {probe_words(one)}", some
-
-
-def _of_model(entry: Entry) -> bool:
-    return question_of(entry.key.kind).source == "model"
 
 
 def _overview(
