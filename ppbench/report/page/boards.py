@@ -83,9 +83,9 @@ def table_rows(records: Sequence[Record], claims: Claims = no_claims, boards: Se
     boards: those of `records`, for the ranks of the cells' rows; no ranks without.
     """
     cells = frame_of(records)
-    series, costs, ranks = caps(cells), relative_costs(cells), ranks_of(boards)
+    main, unit, costs, ranks = caps(cells), caps(cells, 1), relative_costs(cells), ranks_of(boards)
     described = [
-        column_roots(cells.key(r), r, cap=series[r.cell_id].main, unit=series[r.cell_id].unit, ratios=costs[r.cell_id])
+        column_roots(cells.key(r), r, cap=main[r.cell_id], unit=unit.get(r.cell_id), ratios=costs[r.cell_id])
         | {"claimed": claims(r)}
         for r in cells
     ]

@@ -25,7 +25,7 @@ from ppbench.questions.images import reached
 from ppbench.questions.membership import halves
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.cap import STRAY_MARK, UNLEARNT, Cap, PpcPoint, SeriesCap, ppc_point
+from ppbench.report.cap import STRAY_MARK, UNLEARNT, Cap, PpcPoint, ppc_point
 from ppbench.report.controls import CONTROLS
 from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import TRAINED
@@ -504,11 +504,11 @@ def _line_name(entry: Entry, record: Record) -> str:
     return f"{name}, {entry.differs}" if entry.differs else name
 
 
-def line_caps(board: Board, series: Mapping[str, SeriesCap]) -> dict[tuple[str, str], dict[str, Cap]]:
+def line_caps(board: Board, series: Mapping[str, Cap]) -> dict[tuple[str, str], dict[str, Cap]]:
     """Return the CAP of every line of a board's figures by its name, for each defense and distance."""
     by_line: dict[tuple[str, str], dict[str, Cap]] = defaultdict(dict)
     for entry in board.entries:
         for record in entry.records if entry.defense.control is not None else ():
-            cap = series[record.cell_id].main
+            cap = series[record.cell_id]
             by_line[entry.defense.id, cap.distance][_line_name(entry, record)] = cap
     return by_line
