@@ -232,13 +232,12 @@ def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
     marked = []
     for entry in entries:
         whole = undefended.get(entry.key.only(EVALUATION))
-        clause = "" if whole is None or entry.role == "control" else learning_of(whole).clause
-        usable = None if whole is None else is_usable([entry.sample.utility], [whole])
-        if clause:
-            title = f"{clause[0].upper()}{clause[1:]}, so no setting can be called usable: not ranked."
-            entry = replace(entry, badges=(*entry.badges, Badge(UNLEARNED, "warning", title)))
-        elif entry.role == "compared" and whole is not None and usable is False:
-            entry = replace(entry, badges=(*entry.badges, _costly(entry.sample.utility, whole)))
+        if whole is not None and entry.role == "compared":
+            if clause := learning_of(whole).clause:
+                title = f"{clause[0].upper()}{clause[1:]}, so no setting can be called usable: not ranked."
+                entry = replace(entry, badges=(*entry.badges, Badge(UNLEARNED, "warning", title)))
+            elif is_usable([entry.sample.utility], [whole]) is False:
+                entry = replace(entry, badges=(*entry.badges, _costly(entry.sample.utility, whole)))
         marked.append(entry)
     return marked
 

@@ -1,4 +1,4 @@
-"""Drawing of all figures, as SVG and PNG; the plots are in `ppc`, `curves`, `played` and `tradeoff`.
+"""Drawing of all figures, as SVG and PNG; the plots are in `curves` and `html`.
 
 Equal input gives equal bytes: no dates, no process-wide state, ids from a fixed salt. Names are drawn as plain text,
 never as formulas. A figure is the same in a file and on the page.
