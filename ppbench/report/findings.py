@@ -18,7 +18,7 @@ from ppbench.metrics.intervals import CONFIDENCE, lower_bound
 from ppbench.questions.membership import ASR, AUC, BATCH_ASR, CANARY_AUC
 from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, gallery_size, successes_of
 from ppbench.records.figure import Figured, best, grouped
-from ppbench.records.schema import Flag, Record
+from ppbench.records.schema import Record
 from ppbench.report.controls import BELIED, above_chance, value, widened
 from ppbench.report.frame import EVALUATION, Key, frame_of
 from ppbench.report.leak import Leak, Level
@@ -48,11 +48,6 @@ Subject = Literal["batch members", "members", "canaries", "outputs"]
 def fate_of(level: Level) -> Fate:
     """Return the fate of inputs with a level of leak."""
     return "falls" if level in ("rebuilt", "recognizable") else "stands" if level == "blind" else "undecided"
-
-
-def unless_belied(became: Fate, flags: Iterable[Flag]) -> Fate:
-    """Return `became`, but "undecided" instead of "stands" where a flag belies the defense's own account."""
-    return "undecided" if became == "stands" and any(flag.code in BELIED for flag in flags) else became
 
 
 def members_fate(record: Figured, tried: int, undefended: Figured | None, name: str = "asr") -> Fate:
@@ -202,7 +197,8 @@ def _in_batches(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
             sides = Sides.of(row.records, name)
             assert sides.worst is not None  # it was attacked
             became = members_fate(sides.worst, tried, undefended.known(name), name)
-            became = unless_belied(became, [flag for record in row.records for flag in record.flags])
+            if became == "stands" and any(flag.code in BELIED for record in row.records for flag in record.flags):
+                became = "undecided"
             yield Finding(row, "batch members", name, became, sides, tried, undefended)
 
 

@@ -68,6 +68,11 @@ def decibels(record: Figured | None) -> str:
     return figure_text(record, "psnr_median", ".1f", " dB")
 
 
+def capitalized(text: str) -> str:
+    """Return a sentence with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
 def attack_at(attack: str, control: str) -> str:
     """Return an attack with the control value, as "dlg, sigma=0.1"."""
     return f"{attack}, {control}" if control else attack

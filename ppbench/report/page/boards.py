@@ -37,7 +37,7 @@ from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leaks_of
 from ppbench.report.learning import USABLE, is_usable, learning_of, points_lost
 from ppbench.report.verdict import verdicts
-from ppbench.report.words import STAGE_ORDER, evaluation_titles, evaluation_words, key_differences
+from ppbench.report.words import STAGE_ORDER, capitalized, evaluation_titles, evaluation_words, key_differences
 
 _Source = TypeVar("_Source")
 _Read = TypeVar("_Read")
@@ -234,7 +234,7 @@ def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
         whole = undefended.get(entry.key.only(EVALUATION))
         if whole is not None and entry.role == "compared":
             if clause := learning_of(whole).clause:
-                title = f"{clause[0].upper()}{clause[1:]}, so no setting can be called usable: not ranked."
+                title = f"{capitalized(clause)}, so no setting can be called usable: not ranked."
                 entry = replace(entry, badges=(*entry.badges, Badge(UNLEARNED, "warning", title)))
             elif is_usable([entry.sample.utility], [whole]) is False:
                 entry = replace(entry, badges=(*entry.badges, _costly(entry.sample.utility, whole)))

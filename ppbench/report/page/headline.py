@@ -19,6 +19,7 @@ from ppbench.report.page.boards import JudgedEvaluation, boards_of, judged_evalu
 from ppbench.report.page.overview import Overview, Standing, overviews
 from ppbench.report.page.trust import Trust, trust_of
 from ppbench.report.setting import RECOVERED, Setting, Tone, reason_of
+from ppbench.report.words import capitalized
 
 HeadlineFate = Literal["fall", "exposed", "partly", "refuted", "stand", "open", "unlearned", "useless"]
 
@@ -346,8 +347,7 @@ def _unlearned(tables: Iterable[Overview]) -> str:
         return ""
     first = unlearned[0]
     where = "" if len(every) == 1 else f" in {len(unlearned)} of {len(every)} evaluations"
-    clause = f"{first.unlearned[0].upper()}{first.unlearned[1:]}"
-    return f" {clause}{where}. {first.advice}"
+    return f" {capitalized(first.unlearned)}{where}. {first.advice}"
 
 
 def _tone(fates: Sequence[tuple[HeadlineFate, str]]) -> Tone:

@@ -53,7 +53,7 @@ from ppbench.report.page.headline import answer_from, costs_alone
 from ppbench.report.page.overview import Overview, Standing
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, Shot, Sprite, profiles
 from ppbench.report.page.sections import Section, batch_of, board_target, cell_table, section_metric, weights_words
-from ppbench.report.words import decibels
+from ppbench.report.words import capitalized, decibels
 from ppbench.report.worst import WorstCase, attack_of, cell_of
 
 # -- A short introduction of a defense, with its paper --
@@ -312,11 +312,6 @@ def span(estimate: Metric | Utility, factor: float = 1.0) -> str:
     if estimate.low is None or estimate.high is None:
         return ""
     return f"{factor * estimate.low:.1f}–{factor * estimate.high:.1f}"  # noqa: RUF001 - a range takes an en dash
-
-
-def capitalized(text: str) -> str:
-    """Return a sentence with a capital first letter."""
-    return text[:1].upper() + text[1:]
 
 
 def byte_size(value: float | None) -> str:

@@ -18,6 +18,7 @@ from ppbench.report.entries import Board
 from ppbench.report.page.boards import JudgedEvaluation, checks_of
 from ppbench.report.page.overview import Overview
 from ppbench.report.page.sections import board_title
+from ppbench.report.words import capitalized
 
 TrustState = Literal["failed", "unknown", "unlearned", "partly", "holds"]
 
@@ -129,8 +130,7 @@ def _learning(tables: Sequence[Overview]) -> Iterator[Check]:
     for table in tables:
         if table.unlearned:
             head = f"[{table.about}] " if len(tables) > 1 else ""
-            clause = f"{table.unlearned[0].upper()}{table.unlearned[1:]}"
-            yield Check("learning", False, f"{head}{clause}.")
+            yield Check("learning", False, f"{head}{capitalized(table.unlearned)}.")
 
 
 def company_of(records: Iterable[Record]) -> str:
