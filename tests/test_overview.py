@@ -90,7 +90,7 @@ def test_what_falls_everywhere_is_told_where_it_looked_best(fabricate):
 def test_figures_of_a_row_are_those_of_its_value_beside_the_undefended(fabricate):
     entry = row(controls(fabricate) + grid(fabricate, (0.0, 35.0, 0.95), (0.1, 8.0, 0.93), (1.0, 7.0, 0.9)))
     assert entry.value.loss == pytest.approx(-2.0) and entry.value.metric.value == pytest.approx(9.0)
-    assert entry.value.cost.ratios.up == 1.0
+    assert entry.value.shown.cost.ratios.up == 1.0
 
 
 def test_what_only_plain_attacks_stand_for_is_marked(fabricate):

@@ -124,7 +124,7 @@ def _share(record: Measured | None, name: str) -> str:
 
 
 def _ratio(v: Setting) -> str:
-    up = None if v.cost is None else v.cost.ratios.up
+    up = None if v.shown.cost is None else v.shown.cost.ratios.up
     return "-" if up is None else f"{up:.2f}x"
 
 

@@ -152,11 +152,6 @@ class Setting:
         return self.shown.leak
 
     @property
-    def worst(self) -> WorstCase | None:
-        """That seed's worst case."""
-        return self.shown.worst
-
-    @property
     def metric(self) -> Metric | None:
         """The headline metric of that worst case."""
         return self.shown.metric
@@ -166,11 +161,6 @@ class Setting:
         """The headline metric of the undefended model in the same scene and seed."""
         undefended = None if self.leak is None else self.leak.undefended
         return None if undefended is None else _headline(undefended.worst)
-
-    @property
-    def cost(self) -> CostRow | None:
-        """That seed's costs."""
-        return self.shown.cost
 
     @property
     def labels(self) -> Record | None:

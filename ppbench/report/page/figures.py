@@ -20,6 +20,8 @@ from matplotlib.lines import Line2D
 
 INK = "#010203"
 """Color of text and axes; the inline form replaces it by `currentColor`, so that it reads on dark pages too."""
+MARKERS = "os^Dv<>Ph*"
+"""Markers of the series of a figure, in order."""
 DPI = 150
 """Dots per inch of PNGs."""
 STYLE: Final[Any] = {

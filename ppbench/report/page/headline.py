@@ -90,7 +90,8 @@ def costs_alone(tables: Sequence[Overview]) -> bool:
 def _costs(rows: Sequence[HeadlineRow]) -> str:
     """Return a sentence on the least and the largest ratio of uploads to the undefended, "" where none was measured."""
     settings = [row.standing.value for row in rows]
-    uploads = [(v.cost.ratios.up, v.entry.defense.id) for v in settings if v.cost and v.cost.ratios.up]
+    paid = [(v.shown.cost, v.entry.defense.id) for v in settings]
+    uploads = [(cost.ratios.up, name) for cost, name in paid if cost and cost.ratios.up]
     if not uploads:
         return ""
     (least, first), (most, last) = min(uploads), max(uploads)

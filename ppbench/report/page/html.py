@@ -173,7 +173,7 @@ def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Sprite | 
     pictures: list[ImageArray] = []
     shots: list[Shot] = []
     for row in rows[:MOST_DEFENSES]:
-        worst = row.value.worst
+        worst = row.value.shown.worst
         images = None if worst is None or not modality_of(worst.config).drawn else _pictures(worst, album)
         if images is None or worst is None or (pictures and not np.array_equal(pictures[0], images[0])):
             continue
