@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 from pydantic import BaseModel
 
 from ppbench.base.registry import plugins
-from ppbench.metrics.spec import Ending, MetricSpec
+from ppbench.metrics.spec import INTERVAL, Ending, MetricSpec
 from ppbench.questions.base import Question, metric_specs, question_of
 from ppbench.records.schema import MODEL_METRICS, AuditInfo, ModelMetric, ProbeInfo
 
@@ -22,7 +22,6 @@ ColumnValue = str | int | float | bool | None
 Row = dict[str, ColumnValue]
 """One row of a table by column; None is an empty field."""
 ENDS: Final = ("_low", "_high")
-WITH_ENDS: Final = ("", *ENDS)
 Dtype = Literal["string", "Int64", "Float64", "boolean"]
 _DTYPES: Final[Mapping[Any, Dtype]] = {int: "Int64", bool: "boolean", float: "Float64"}
 
@@ -182,7 +181,7 @@ _PLACED: Final = (
     _text("status", "record.status", "`complete`, `diverged` or `failed`; `reason` says why."),
     _text("cell_id", "record.cell_id", "Name of the cell: the file in records/, a hash of its whole configuration."),
     *_metrics("accuracy", "psnr_median", endings=ENDS),
-    *_metrics("share_above_20db", endings=WITH_ENDS),
+    *_metrics("share_above_20db", endings=INTERVAL),
     *_metrics("label_accuracy", "asr", "auc", "tracing_accuracy", endings=ENDS),
     _text("distance", "cap.distance", "Which distance from the truth CAP takes, with its version, as `recon/1`."),
     _real("distance_value", "distance.value", "That distance of the cell; larger is safer."),
@@ -200,32 +199,32 @@ _PLACED: Final = (
     _truth("oracle", "key.oracle", "Whether the attack chose its answer by the truth; such a cell is never a result."),
     *(_KEY["dataset"], _KEY["model"], _KEY["seed"]),
     _text("reason", "record.reason", "Why a cell is not complete."),
-    *_metrics("agreement", "output_error", "mse", endings=WITH_ENDS),
+    *_metrics("agreement", "output_error", "mse", endings=INTERVAL),
     *(_KEY["probe"], _KEY["probe_rounds"], _KEY["role"]),
     _real("up_ratio", "ratios.up", "`bytes_up` over that of `none` in the same federation."),
     _real("down_ratio", "ratios.down", "`bytes_down` over that of `none`."),
     _whole("memory_peak", "cost.memory_peak", "Peak memory of a client's computation.", "bytes"),
     _real("memory_ratio", "ratios.memory", "`memory_peak` over that of `none`."),
     *_metrics("psnr_worst_decile"),
-    *_metrics("test_mse_mean", "lpips_mean", "feat_mse_mean", endings=WITH_ENDS),
+    *_metrics("test_mse_mean", "lpips_mean", "feat_mse_mean", endings=INTERVAL),
     *_metrics("blind_median", "oracle_median", "evaluations_per_broken"),
-    *_metrics("tpr_at_1pct_fpr", "canary_auc", "canary_tpr_at_1pct_fpr", endings=WITH_ENDS),
+    *_metrics("tpr_at_1pct_fpr", "canary_auc", "canary_tpr_at_1pct_fpr", endings=INTERVAL),
     *_metrics("epsilon_lower"),
     *(_KEY["public"], _KEY["references"], _KEY["canaries"]),
     _text("perceptual", "config.perceptual", "Network of perceptual figures and its file's digest; empty without one."),
     _text("tuned", "tuned", "Settings of the attack that were chosen on tuning victims."),
     _text("flags", "flags", "Codes of remarks on the cell, separated by spaces."),
     _DECLARED["tracing_accuracy_chance"],
-    *_metrics("detection_auc", "reconstruction_accuracy", endings=WITH_ENDS),
+    *_metrics("detection_auc", "reconstruction_accuracy", endings=INTERVAL),
     _DECLARED["reconstruction_accuracy_chance"],
     *(_KEY["kind"], _KEY["parameters"]),
     *RANKS,
-    *_metrics("batch_asr", "batch_auc", endings=WITH_ENDS),
+    *_metrics("batch_asr", "batch_auc", endings=INTERVAL),
     *_metrics(
-        "reidentified", "recognized", "reidentified_features", "recognized_features", "gain_median", endings=WITH_ENDS
+        "reidentified", "recognized", "reidentified_features", "recognized_features", "gain_median", endings=INTERVAL
     ),
     *(_DECLARED["reidentified_chance"], _DECLARED["recognized_chance"]),
-    *_metrics("accuracy_top5", endings=WITH_ENDS),
+    *_metrics("accuracy_top5", endings=INTERVAL),
     _whole("collapsed", "utility.collapsed", "Trainings at chance in every evaluated round; 3: none learned."),
     _whole("retrained", "utility.retrained", "Seed of the training reported here, where the cell's own collapsed."),
     _whole("cap_collapsed", "cap.collapsed", "Number of `cap_settings` of which no training learned."),
@@ -250,7 +249,7 @@ PLAIN_METRICS: Final = ("psnr_median", "rmse_mean")
 """Metrics of the worst case over unaware attacks there."""
 OTHER_HEADLINE: Final = "reconstruction_accuracy"
 """The metric there, of both worst cases, of kinds of data that are not judged by a distance."""
-_WORST: Final = (*(f"{WORST_METRICS[0]}{end}" for end in WITH_ENDS), *WORST_METRICS[1:])
+_WORST: Final = (*(f"{WORST_METRICS[0]}{end}" for end in INTERVAL), *WORST_METRICS[1:])
 
 
 def _of_case(case: str, about: str, names: tuple[str, ...]) -> tuple[Column, ...]:
@@ -325,7 +324,7 @@ LOADED_WORST: Final = (
     _text("row", "", "The row in words, as on its board: the defense, its control value, what else distinguishes it."),
     *RANKS,
     RELIABLE,
-    *_metrics("accuracy", endings=WITH_ENDS),
+    *_metrics("accuracy", endings=INTERVAL),
     *(_CELL["epsilon"], _CELL["delta"]),
     _text("case", "", "`worst`: over all attacks; `plain`: over unaware ones."),
     _text("attack", "", "The attack of the case; `portfolio (NAME)`: several, mostly NAME."),

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from ppbench.base.errors import UsageError
 from ppbench.metrics.modality import modality_of
-from ppbench.metrics.spec import MetricSpec
+from ppbench.metrics.spec import INTERVAL, MetricSpec
 from ppbench.questions.base import MissingQuestion, Question, question_for, question_of, questions
 from ppbench.records.figure import best, grouped, leakage_value
 from ppbench.records.schema import Metric, Record, Utility
@@ -21,7 +21,6 @@ from ppbench.report.columns import (
     KEY,
     OTHER_HEADLINE,
     PLAIN_METRICS,
-    WITH_ENDS,
     WORST,
     WORST_METRICS,
     Column,
@@ -171,7 +170,7 @@ def csv_text(records: Sequence[Record], claims: Claims = no_claims, boards: Sequ
     buffer, more = io.StringIO(), [spec.name for spec in foreign_metrics(records)]
     own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in WITH_ENDS)])
+    writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in INTERVAL)])
     for row in table_rows(records, claims, boards):
         others = [value for name in more for value in own[str(row["cell_id"])].get(name, (None,) * 3)]
         writer.writerow([csv_field(value) for value in (*row.values(), *others)])
