@@ -21,7 +21,7 @@ from ppbench.records.run_files import restate, soundness_of
 from ppbench.records.store import Store
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
-from ppbench.report.page.boards import boards_of, worst_csv, write_csv
+from ppbench.report.page.boards import boards_of, csv_text, worst_csv
 from ppbench.verification import verify
 
 RESULTS = Path(__file__).parents[1] / "leaderboards" / "results"
@@ -34,7 +34,7 @@ def write_tables(folder: Path) -> None:
     records = frame_of(store.load_all())
     ranked = boards_of(records, claimed, check_harness(soundness_of(store)).ok is not False)
     (folder / WORST).write_text(worst_csv(ranked), encoding="utf-8", newline="")
-    write_csv(records, store.csv_path, claims=claimed, boards=ranked)
+    store.csv_path.write_text(csv_text(records, claimed, ranked), encoding="utf-8", newline="")
 
 
 def rederive(board: Path) -> bool:

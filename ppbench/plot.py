@@ -22,13 +22,12 @@ from ppbench.base.errors import UsageError
 from ppbench.report.columns import KEY, LOADED_WORST, unit_of
 from ppbench.report.controls import CONTROLS
 from ppbench.report.frame import BOARD
-from ppbench.report.page.figures import INK, STYLE
+from ppbench.report.page.figures import INK, MARKERS, STYLE
 
 _SHARED: Final = [
     column.name for column in KEY if column.name == "kind" or column.path.removeprefix("key.").split(".")[0] in BOARD
 ]
 _ASKED: Final = ["kind", "threat_model", "stage", "batch_size"]
-_MARKERS: Final = "os^Dv<>Ph*"
 
 
 def accuracy_leakage(frame: pandas.DataFrame, metric: str | None = None, ax: Axes | None = None) -> Axes:
@@ -136,7 +135,7 @@ def _looks(defenses: Iterable[str]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "color": INK if name in CONTROLS else colors[place % len(colors)],
-            "marker": _MARKERS[place % len(_MARKERS)],
+            "marker": MARKERS[place % len(MARKERS)],
         }
         for place, name in enumerate(names)
     }

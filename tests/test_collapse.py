@@ -166,7 +166,7 @@ def test_boards_mark_what_never_learnt_and_what_learnt_with_another_seed(fabrica
     assert COLLAPSED in badges[0.3] and "trained again" in badges[0.2]
     assert not {COLLAPSED, "trained again"} & {*badges[0.1]}
     assert next(e for e in board.entries if e.key.value == 0.3).rank == ""
-    cap = caps([none, *mine])[mine[0].cell_id].main
+    cap = caps([none, *mine])[mine[0].cell_id]
     assert (cap.n, cap.collapsed) == (3, 1)
     fields = {row["control_value"]: row for row in table_rows([none, *mine], lambda _: "", [board])}
     assert [fields[v]["collapsed"] for v in (0.1, 0.2, 0.3)] == [0, 1, 3]
@@ -204,8 +204,8 @@ def test_a_cap_marks_the_training_that_strays_and_a_claim_is_judged_by_the_other
 
     records = [record for number, accuracy in enumerate((0.94, 0.3, 0.95)) for record in seed(number, accuracy)]
     mine = [r for r in records if r.config.defense.id == "dp"]
-    assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed == 1} == {1}
-    assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed != 1} == {0}
+    assert {caps(records)[r.cell_id].strays for r in mine if r.config.seed == 1} == {1}
+    assert {caps(records)[r.cell_id].strays for r in mine if r.config.seed != 1} == {0}
     [board] = boards_of(records, lambda _: "")
     marks = {(e.key.seed, e.key.value) for e in board.entries if STRAY_MARK in [b.text for b in e.badges]}
     assert marks == {(1, 0.1)}

@@ -51,7 +51,7 @@ def explained():
 
 def test_the_dictionary_is_what_the_code_declares(dictionary, monkeypatch):
     assert dictionary.PAGE.read_text() == dictionary.page(), "docs/columns.md is old; run: python docs/make_columns.py"
-    more = (*CELLS, columns.Column("planted", "string", "", "A column that nobody explained."))
+    more = (*CELLS, columns.Column("planted", "", "A column that nobody explained."))
     monkeypatch.setattr(dictionary, "CELLS", more)
     assert "| `planted` |" in dictionary.page()
     assert all(c.meaning.endswith(".") for c in (*CELLS, *WORST, *LOADED_CELLS, *LOADED_VICTIMS, *LOADED_WORST))
@@ -210,7 +210,7 @@ def test_every_field_of_a_rows_key_is_read_off_its_columns(one, name):
 
 
 def test_a_column_is_empty_at_the_value_that_records_do_not_write():
-    column = columns.Column("more", "Int64", "", "Later.", "key.more", unwritten=1)
+    column = columns.Column("more", "key.more", "Later.", dtype="Int64", unwritten=1)
     assert [read_column({"key": SimpleNamespace(more=value)}, column) for value in (1, 2, None)] == [None, 2, None]
     assert all(c.unwritten is None for c in (*CELLS, *columns._LISTED)), "zeros of older columns stay"
 

@@ -295,7 +295,7 @@ def test_cap_is_that_of_the_board_and_falls_with_the_distance(cell, controls, ve
     row = next(row for row in versus(base, new).rows if row.metric == "cap")
     assert row.where.value is None and row.change is not None and row.status == "regression"
     for level, records in ((row.change.base, base), (row.change.new, new)):
-        values = [cap.main.value for cap in caps([*controls, *records]).values() if cap.main.value is not None]
+        values = [cap.value for cap in caps([*controls, *records]).values() if cap.value is not None]
         assert values and values == pytest.approx([level] * len(values))
     assert not [r for r in rows_of(join(base, new[:-1])) if r.metric == "cap"], "half a grid has no CAP"
 

@@ -31,7 +31,7 @@ from ppbench.records.run_files import training_of
 from ppbench.records.schema import Control, Record
 from ppbench.records.store import Store, canonical_json
 from ppbench.report.compare.outcome import compare
-from ppbench.report.page.boards import boards_of, no_claims, worst_csv, write_csv
+from ppbench.report.page.boards import boards_of, csv_text, no_claims, worst_csv
 from ppbench.run.sweep import missing_cells
 from ppbench.run.train import TRAINED_FILE
 from ppbench.verification import examine
@@ -107,7 +107,7 @@ class Forger:
         shutil.rmtree(self.out / "cache", ignore_errors=True)  # it does not travel
         records = self.store.load_all()
         ranked = boards_of(records, no_claims)
-        write_csv(records, self.store.csv_path, boards=ranked)
+        self.store.csv_path.write_text(csv_text(records, boards=ranked))
         (self.out / "worst_case.csv").write_text(worst_csv(ranked))
 
 

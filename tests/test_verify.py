@@ -16,7 +16,7 @@ from ppbench.questions.membership import MemberScore
 from ppbench.records.run_files import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
 from ppbench.report.integrity import implausible
-from ppbench.report.page.boards import boards_of, no_claims, worst_csv, write_csv
+from ppbench.report.page.boards import boards_of, csv_text, no_claims, worst_csv
 from ppbench.verification import verify
 
 TRUTH = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -47,7 +47,7 @@ def store(record, tmp_path):
     made = Store(tmp_path / "out")
     tensors = {"guess": GUESS, "truth": TRUTH, "blind": BLIND}
     kept = [made.save(record(sigma), seconds=1.0, tensors=tensors) for sigma in (0.1, 0.2)]
-    write_csv(kept, made.csv_path, claims=lambda _: "=CAP 0.6")
+    made.csv_path.write_text(csv_text(kept, lambda _: "=CAP 0.6"))
     return made
 
 
@@ -200,7 +200,7 @@ def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store, 
     config = made.config.model_copy(update={"defense": defense})
     tensors = {"guess": GUESS, "truth": TRUTH, "blind": BLIND}
     kept = store.save(made.model_copy(update={"config": config, "cell_id": config.cell_id()}), tensors=tensors)
-    write_csv(store.load_all(), store.csv_path, claims=lambda _: "=CAP 0.6")
+    store.csv_path.write_text(csv_text(store.load_all(), lambda _: "=CAP 0.6"))
     problems = verify(store.out, lambda _: "=CAP 0.6")
     assert len(problems) == 1 and kept.cell_id in problems[0] and "onerror" in problems[0] and "\x1b" not in problems[0]
 
@@ -235,7 +235,7 @@ def ranked(fabricate, tmp_path):
 def tables(store, sound=True):
     records = store.load_all()
     result = boards_of(records, no_claims, sound)
-    write_csv(records, store.csv_path, boards=result)
+    store.csv_path.write_text(csv_text(records, boards=result))
     (store.out / "worst_case.csv").write_text(worst_csv(result))
 
 

@@ -170,12 +170,9 @@ def _summarize(text: str) -> None:
         raise UsageError(f"$GITHUB_STEP_SUMMARY names {name!r}, which cannot be written ({cause.strerror}).") from cause
 
 
-baseline = typer.Typer(no_args_is_help=True, help="Accepted results that later ones are compared with.")
-
-
-@baseline.callback()
-def _baseline() -> None:
-    """Accepted results that later ones are compared with."""
+BASELINE_HELP = "Accepted results that later ones are compared with."
+# With a callback its one command keeps its name.
+baseline = typer.Typer(no_args_is_help=True, help=BASELINE_HELP, callback=lambda: None)
 
 
 @baseline.command("accept")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from ppbench.base.bars import Bars
 from ppbench.base.errors import count_of
 from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.modality import IMAGE, modality_of
-from ppbench.records.figure import best
+from ppbench.records.figure import best, grouped
 from ppbench.records.run_files import time_of
 from ppbench.records.schema import Record
 from ppbench.report.controls import CONTROLS, failures, nothing_to_read, rebuilding, value
@@ -34,7 +34,6 @@ from ppbench.report.words import STAGES
 from ppbench.report.worst import Measured, attack_of, worst_of
 
 if TYPE_CHECKING:
-    from ppbench.run.cells import Cell
     from ppbench.run.evaluation import Evaluation
     from ppbench.run.sweep import SweepPlan, SweepResult
 
@@ -125,7 +124,7 @@ def _share(record: Measured | None, name: str) -> str:
 
 
 def _ratio(v: Setting) -> str:
-    up = None if v.cost is None else v.cost.ratios.up
+    up = None if v.shown.cost is None else v.shown.cost.ratios.up
     return "-" if up is None else f"{up:.2f}x"
 
 
@@ -362,10 +361,7 @@ def planned_report(planned: SweepPlan) -> None:
     missing = {cell.id for one in planned.todo for cell in one.cells}
     names = ("defense", "control values", "attacks", "cells", "missing")
     table = plain_table(names, wrapped=("control values",))
-    by: dict[str, list[Cell]] = defaultdict(list)
-    for cell in planned_cells:
-        by[cell.config.defense.id].append(cell)
-    for name, some in by.items():
+    for name, some in grouped(planned_cells, lambda cell: cell.config.defense.id).items():
         controls = sorted({c.config.defense.control.value for c in some if c.config.defense.control is not None})
         lacking = sum(cell.id in missing for cell in some)
         values = ", ".join(f"{v:g}" for v in controls)

@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from ppbench.metrics.intervals import Estimate, Interval, unsupported
+from ppbench.metrics.intervals import CONFIDENCE, Estimate, Interval, unsupported
 
 # -- Bounds on an attacker's success under (epsilon, delta)-differential privacy --
 
@@ -47,8 +47,10 @@ def epsilon_words(epsilon: float) -> str:
 
 DELTA = 1e-5
 """The delta at which epsilon is bounded if no other is claimed."""
-AUDIT_METHOD = "one-sided {:.0%} lower bound, Steinke et al. 2023"
-GAUSSIAN = "one-sided {:.0%} lower bound of a Gaussian mechanism, Mahloujifar et al. 2025"
+LEVEL = 1 - CONFIDENCE
+"""Probability with which a bound may err."""
+AUDIT_METHOD = "one-sided 95% lower bound, Steinke et al. 2023"
+GAUSSIAN = "one-sided 95% lower bound of a Gaussian mechanism, Mahloujifar et al. 2025"
 BISECTIONS = 60
 """Number of bisections: the bound is exact to about 1e-15 of its bracket."""
 
@@ -70,11 +72,9 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float = DELTA) -> flo
     return min(beta + alpha * delta * 2 * m, 1.0)
 
 
-def epsilon_lower(m: int, r: int, v: int, delta: float = DELTA, confidence: float = 0.95) -> float:
+def epsilon_lower(m: int, r: int, v: int, delta: float = DELTA) -> float:
     """Return the largest epsilon refuted by v right of r guesses on m examples, 0 if none; ValueError: out of range."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"a confidence of {confidence} is not between 0 and 1")
-    return _largest(lambda epsilon: p_value(m, r, v, epsilon, delta) < 1 - confidence)
+    return _largest(lambda epsilon: p_value(m, r, v, epsilon, delta) < LEVEL)
 
 
 def _largest(refuted: Callable[[float], bool], most: float = math.inf) -> float:
@@ -116,7 +116,7 @@ def gdp_epsilon(mu: float, delta: float = DELTA) -> float:
     return _largest(above)
 
 
-def refutes(m: int, r: int, v: int, least: TradeOff, level: float = 0.05) -> bool:
+def refutes(m: int, r: int, v: int, least: TradeOff, level: float = LEVEL) -> bool:
     """Return whether v right of r guesses on m examples refute a trade-off function at `level`.
 
     Algorithm 1 of Mahloujifar et al. 2025, whose h and r are h and p here. ValueError: out of range.
@@ -134,9 +134,9 @@ MOST_EPSILON = 60.0
 """The search for a bound ends here: no attack makes so many right guesses."""
 
 
-def epsilon_gaussian(m: int, r: int, v: int, delta: float = DELTA, confidence: float = 0.95) -> float:
+def epsilon_gaussian(m: int, r: int, v: int, delta: float = DELTA) -> float:
     """Return epsilon at `delta` of the largest mu for which the guesses refute mu-GDP; ValueError: out of range."""
-    mu = _largest(lambda mu: refutes(m, r, v, gaussian_tradeoff(mu), 1 - confidence), MOST_EPSILON)
+    mu = _largest(lambda mu: refutes(m, r, v, gaussian_tradeoff(mu)), MOST_EPSILON)
     return gdp_epsilon(mu, delta)
 
 
@@ -158,8 +158,7 @@ def epsilon_bound(
         return unsupported(m, "the auditor guessed on no example", 0.0)
     of, method = (epsilon_gaussian, GAUSSIAN) if gaussian else (epsilon_lower, AUDIT_METHOD)
     bound = of(m, r, int((member == decision)[guessed].sum()), delta)
-    method = f"{method.format(0.95)}, delta {delta:g}, {r} guesses"
-    return Estimate(bound, Interval(bound, None, method), m, chance=0.0)
+    return Estimate(bound, Interval(bound, None, f"{method}, delta {delta:g}, {r} guesses"), m, chance=0.0)
 
 
 # -- Epsilon of a client, estimated from canary clients of one training run (Andrew et al., ICLR 2024, Algorithm 1)

@@ -185,8 +185,8 @@ def modality_faults(plugin: Any, name: str) -> Iterator[str]:
 
 
 # -- The modalities of this package, and the registry: from a configuration to the modality of its inputs --
-# Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`; data sets
-# name them (`Dataset.kind`), and records of these (`DataInfo.modality`).
+# Others come by the entry point `ppbench.modalities`, a class without arguments; data sets name them (`Dataset.kind`),
+# and records of these (`DataInfo.modality`).
 
 EXACT_DB = 59.0
 """PSNR in dB from which two 8-bit images are equal: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB.
@@ -289,9 +289,7 @@ class Image(Modality):
         """Return decibels."""
         return f"{value:.1f} dB"
 
-    def brief(self, value: float) -> str:
-        """Return decibels."""
-        return f"{value:.1f} dB"
+    brief = stated
 
     def beside(self, value: float, rebuilt: bool) -> str:
         """Return decibels without decimals."""
@@ -381,12 +379,14 @@ class TableRow(Modality):
 
 
 MASK, IMAGE, TABLE_ROW = Mask(), Image(), TableRow()
-_registered: list[Modality] = []
 
 
-class _Model(Protocol):
+class _Network(Protocol):
     @property
     def shape(self) -> Sequence[int]: ...
+
+
+class _Model(_Network, Protocol):
     @property
     def loss(self) -> str: ...
 
@@ -396,49 +396,25 @@ class _Data(Protocol):
     def modality(self) -> str: ...
 
 
-class _Network(Protocol):
+class _Configured(Protocol):
     @property
-    def shape(self) -> Sequence[int]: ...
-
-
-class Configured(Protocol):
-    """What says which network was trained, by which loss, on which data: the configuration of a cell."""
-
+    def model(self) -> _Model: ...
     @property
-    def model(self) -> _Model:
-        """The network."""
+    def data(self) -> _Data: ...
 
+
+class _Planned(Protocol):
     @property
-    def data(self) -> _Data:
-        """The data."""
-
-
-class Planned(Protocol):
-    """What says the same to all parties: a plan."""
-
+    def spec(self) -> _Network: ...
     @property
-    def spec(self) -> _Network:
-        """The network."""
-
+    def loss(self) -> str: ...
     @property
-    def loss(self) -> str:
-        """The name of the loss."""
-
-    @property
-    def kind(self) -> str:
-        """The modality that the data set names, or ""."""
-
-
-def register_modality(modality: Modality) -> None:
-    """Make a modality known to this process. Raises ValueError: its name is taken."""
-    if modality.name in {known.name for known in modalities()}:
-        raise ValueError(f"There is a modality {modality.name!r} already.")
-    _registered.append(modality)
+    def kind(self) -> str: ...
 
 
 def modalities() -> tuple[Modality, ...]:
     """Return all modalities, those of others first."""
-    return (*_registered, *_installed(), MASK, IMAGE, TABLE_ROW)
+    return (*_installed(), MASK, IMAGE, TABLE_ROW)
 
 
 @cache
@@ -461,11 +437,11 @@ def modality_from(shape: Sequence[int], task: str = "", name: str = "") -> Modal
     return known[name]
 
 
-def modality_of(config: Configured) -> Modality:
-    """Return the modality of a cell's inputs; UsageError: it is not installed here."""
+def modality_of(config: _Configured) -> Modality:
+    """Return the modality of a cell's inputs by its configuration; UsageError: it is not installed here."""
     return modality_from(config.model.shape, config.model.loss, config.data.modality)
 
 
-def modality_in(plan: Planned) -> Modality:
-    """Return the modality of the inputs of a federation."""
+def modality_in(plan: _Planned) -> Modality:
+    """Return the modality of the inputs of a federation with this plan."""
     return modality_from(plan.spec.shape, plan.loss, plan.kind)

@@ -173,18 +173,15 @@ def _network(path: Path, size: int, changed: int) -> Network:
     linear = torch.load(path_of_heads, map_location="cpu", weights_only=True)
     backbone = {name: value.float() for name, value in alexnet_tensors(path).items()}
     # lpips cuts AlexNet into five slices and keeps torchvision's layer numbers within them.
-    slices = {
-        layer: f"net.slice{i}.{layer.removeprefix('features.')}" for i, layer in enumerate(ALEXNET_SHAPES, start=1)
+    state = {
+        f"net.slice{i}.{layer.removeprefix('features.')}.{part}": backbone[f"{layer}.{part}"]
+        for i, layer in enumerate(ALEXNET_SHAPES, start=1)
+        for part in ("weight", "bias")
     }
-    state = {name.replace(layer, slices[layer]): value for name, value in backbone.items() for layer in [_layer(name)]}
     model.load_state_dict({**linear, **state}, strict=False, assign=True)
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise UsageError("This release of lpips keeps AlexNet in another form; install lpips 0.1.4.")
     return Network(_checked(path, size, changed), model.requires_grad_(False))
-
-
-def _layer(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def alexnet_tensors(path: Path) -> Mapping[str, Tensor]:

@@ -6,7 +6,7 @@ and feature errors, which have no upper end, as mid-grey), and a missing label a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -20,7 +20,7 @@ from ppbench.metrics.modality import EXACT_DB, Modality
 from ppbench.metrics.spec import CHANCE, DB, INTERVAL, SHARE, VALUE, Ending, Judgment, MetricSpec
 from ppbench.questions.labels import LABEL_ACCURACY, label_accuracy
 from ppbench.questions.recognition import RECOGNITION_METRICS, Recognition, share_of_readers
-from ppbench.records.figure import bootstrap_seed, record_metric
+from ppbench.records.figure import bootstrap_seed, grouped, record_metric
 from ppbench.records.schema import Metric, Strict
 from ppbench.records.scores import Amount, Count, Grown, ProbedScore, Share
 
@@ -168,10 +168,8 @@ def image_metrics(scores: Sequence[Any], classes: int, seed: int) -> dict[str, C
 
 def _units(scores: Sequence[ImageScore], pick: Pick) -> list[Floats]:
     """Return the scores' figures by unit, the batch of the attack; null counts as 0."""
-    groups: dict[Hashable, list[float]] = {}
-    for score in scores:
-        groups.setdefault(score.unit, []).append(float(pick(score) or 0.0))
-    return [np.array(groups[key], dtype=np.float64) for key in groups]
+    units = grouped(scores, lambda score: score.unit).values()
+    return [np.array([pick(score) or 0.0 for score in unit], dtype=np.float64) for unit in units]
 
 
 def _over_all(pick: Pick, statistic: Statistic, reason: str = "") -> Compute:

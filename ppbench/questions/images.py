@@ -288,11 +288,6 @@ def _ratio(plain: Evidence | None, truth: Data, units: int) -> float | None:
     return float(size / perturbation)
 
 
-def guessed_images(guess: Guess, truth: Data) -> Tensor:
-    """Return a guess's images on the CPU in the dtype of the true ones; NaN if it has none."""
-    return torch.full_like(truth.x, torch.nan) if guess.x is None else guess.x.detach().cpu().to(truth.x.dtype)
-
-
 @dataclass(frozen=True)
 class _UnitMeasure:
     """Measures the guess about one unit. mean: the blind guess, None: it is not measured; columns: of table rows."""
@@ -303,8 +298,8 @@ class _UnitMeasure:
     modality: Modality
 
     def matched(self, guess: Guess, truth: Data) -> Tensor:
-        """Return the guessed images in the order of the true ones that they fit best."""
-        images = guessed_images(guess, truth)
+        """Return the guessed images, NaN without any, in the order of the true ones that they fit best."""
+        images = torch.full_like(truth.x, torch.nan) if guess.x is None else guess.x.detach().cpu().to(truth.x.dtype)
         return images[self.modality.match(images, truth.x, self.data_range)]
 
     def accuracy(self, guess: Tensor, truth: Tensor) -> float | None:

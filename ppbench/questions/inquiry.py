@@ -118,18 +118,15 @@ class TargetModel:
         return self.outputs(self.test.x[: self.count])
 
 
-class Canaries(Protocol):
-    """Canary clients of an audit (`ppbench.run.audit.runs`)."""
+class _Canaries(Protocol):
+    """Canary clients of an audit. inside: [Q] bool, which directions took part; challenge: asks which did; digest: hash
+    of the challenge with its true answers.
+    """
 
     @property
-    def inside(self) -> Tensor:
-        """[Q] bool: which directions took part."""
-
-    def challenge(self) -> Challenge:
-        """Return the challenge which directions took part."""
-
-    def digest(self) -> str:
-        """Return the hash of the challenge with its true answers."""
+    def inside(self) -> Tensor: ...
+    def challenge(self) -> Challenge: ...
+    def digest(self) -> str: ...
 
 
 class FinishedAudit(Protocol):
@@ -140,7 +137,7 @@ class FinishedAudit(Protocol):
         """The candidates with their true membership."""
 
     @property
-    def clients(self) -> Canaries:
+    def clients(self) -> _Canaries:
         """The canary clients; UsageError: there are none."""
 
     def challenges(self) -> list[Challenge]:

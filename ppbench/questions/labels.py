@@ -13,7 +13,7 @@ from ppbench.metrics.labels import multiset_chance, multiset_hits
 from ppbench.metrics.spec import SHARE, Judgment, MetricSpec
 from ppbench.questions.base import DistanceLaw, Question, one_minus
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
-from ppbench.records.figure import Terms, record_metric
+from ppbench.records.figure import Terms, grouped, record_metric
 from ppbench.records.schema import Metric
 from ppbench.records.scores import ProbedScore
 
@@ -63,17 +63,13 @@ class Labels(Question):
 
     def metrics(self, scores: Sequence[LabelScore], terms: Terms) -> list[Metric]:
         """Return label_accuracy, its chance that of blind multisets."""
-        groups: dict[tuple[int, ...], list[bool]] = {}
-        for score in scores:
-            groups.setdefault(score.unit, []).append(score.label)
-        units = [np.array(unit, dtype=bool) for unit in groups.values()]
+        groups = grouped(scores, lambda score: score.unit).values()
+        units = [np.array([score.label for score in unit], dtype=bool) for unit in groups]
         return [record_metric(LABEL_ACCURACY, label_accuracy(units, terms.classes))]
 
     def judged(self, score: LabelScore, metric: str) -> float:
         """Return 1 for a right label."""
-        if metric != LABEL_ACCURACY.name:
-            raise KeyError(metric)
-        return float(score.label)
+        return {LABEL_ACCURACY.name: float(score.label)}[metric]
 
 
 def label_accuracy(units: Sequence[NDArray[np.bool_]], classes: int) -> Estimate:

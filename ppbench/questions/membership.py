@@ -168,7 +168,21 @@ def decision_distance(asr: Any) -> Any:
     return 2 * (1 - np.maximum(asr, 0.5))
 
 
-class Membership(Question):
+class _Decisions(Question):
+    """A question that is answered by scores and decisions on candidates."""
+
+    def judged(self, score: MemberScore, metric: str) -> float:
+        """Return whether the decision is right, or the score."""
+        return float(score.decision == score.member) if metric in (ASR.name, BATCH_ASR.name) else score.score
+
+    def blind(self, scores: Sequence[MemberScore], config: CellConfig) -> tuple[float, int, float] | None:
+        """Return the share of right decisions; chance is 0.5. None without decisions."""
+        decided = [score for score in scores if score.decision is not None]
+        hits = sum(score.member == score.decision for score in decided)
+        return (hits / len(decided), len(decided), 0.5) if decided else None
+
+
+class Membership(_Decisions):
     """Which of the candidates were trained on? Each half is attacked with the membership of the other half known."""
 
     name = "membership"
@@ -238,16 +252,6 @@ class Membership(Question):
             (spec.name, spec.title) for spec in (self.canaries if headline == CANARY_AUC.name else self.average)
         )
 
-    def blind(self, scores: Sequence[MemberScore], config: CellConfig) -> tuple[float, int, float] | None:
-        """Return the share of right decisions; chance is 0.5. None without decisions."""
-        decided = [score for score in scores if score.decision is not None]
-        hits = sum(score.member == score.decision for score in decided)
-        return (hits / len(decided), len(decided), 0.5) if decided else None
-
-    def judged(self, score: MemberScore, metric: str) -> float:
-        """Return whether the decision is right, or the score."""
-        return float(score.decision == score.member) if metric == "asr" else score.score
-
 
 def score_members(candidates: Candidates, guesses: Sequence[Guess], form: type[MemberScore] = MemberScore) -> Scored:
     """Score each half by the guess on it; ValueError: scores or decisions are missing or not finite."""
@@ -280,12 +284,14 @@ def families_differ(scores: Sequence[Any]) -> tuple[Flag, ...]:
 
     A figure over all families then hides the worst. Deviations are those of Hanley and McNeil (1982).
     """
+    from sklearn.metrics import roc_auc_score
+
     areas = []
     for family in sorted({score.family for score in scores if score.canary}):
         own = [score for score in scores if score.family == family]
         inside = sum(score.member for score in own)
-        area = auc_of([(score.member, score.score) for score in own])
-        if area is not None:
+        if 0 < inside < len(own):
+            area = float(roc_auc_score([score.member for score in own], [score.score for score in own]))
             areas.append((area, auc_deviation(area, inside, len(own) - inside), family))
     if not areas:
         return ()
@@ -294,15 +300,6 @@ def families_differ(scores: Sequence[Any]) -> tuple[Flag, ...]:
         return ()
     detail = f"the AUC of {one} canaries is {best:.2f}, of {other} ones {least:.2f}: the worst family counts"
     return (Flag(code="families_differ", severity="info", detail=detail),)
-
-
-def auc_of(scored: Sequence[tuple[bool, float]]) -> float | None:
-    """Return the area under the ROC curve of (member, score) pairs; None without members or without others."""
-    members, others = ([score for member, score in scored if member is side] for side in (True, False))
-    if not members or not others:
-        return None
-    above = np.asarray(members)[:, None] - np.asarray(others)[None]
-    return float((above > 0).mean() + 0.5 * (above == 0).mean())
 
 
 def auc_deviation(area: float, members: int, others: int) -> float:
@@ -363,7 +360,7 @@ class BatchScore(MemberScore):
     kind: Literal["batch_member"] = "batch_member"  # type: ignore[assignment]  # each question has its own kind
 
 
-class BatchMembers(Question):
+class BatchMembers(_Decisions):
     """Which of the candidates were in a victim's batch? The non-members are as many records of the test part.
 
     An undefended federation fails this question at any accuracy, because the upload of a small batch depends strongly
@@ -405,14 +402,6 @@ class BatchMembers(Question):
     def headline(self, config: CellConfig) -> str:
         """Return the AUC."""
         return BATCH_AUC.name
-
-    def judged(self, score: MemberScore, metric: str) -> float:
-        """Return whether the decision is right, or the score."""
-        return Membership().judged(score, metric.removeprefix("batch_"))
-
-    def blind(self, scores: Sequence[MemberScore], config: CellConfig) -> tuple[float, int, float] | None:
-        """Return the share of right decisions; chance is 0.5."""
-        return Membership().blind(scores, config)
 
 
 # -- Client membership: whether a client took part in training, for the canary clients of an audit --

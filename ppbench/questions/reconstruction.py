@@ -16,7 +16,7 @@ from ppbench.questions.base import DistanceLaw, Question
 from ppbench.questions.image_metrics import IMAGE_METRICS, ImageScore, image_metrics, score_figures
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import LABEL_DISTANCE, mislabelled
-from ppbench.records.figure import Terms
+from ppbench.records.figure import Terms, grouped
 from ppbench.records.schema import AttackInfo, CellConfig, Flag, Metric, Record
 from ppbench.records.store import CellImages
 
@@ -46,25 +46,8 @@ UNEXPLAINED = 1e-4
 """Mismatch above which a search has not ended by success."""
 
 
-def in_range(images: CellImages) -> bool:
-    """Return whether the originals lie in `IMAGE_RANGE`; else figures were computed in another, unknown range."""
-    return bool((images.truth >= IMAGE_RANGE[0]).all() and (images.truth <= IMAGE_RANGE[1]).all())
-
-
-def contradicted(scores: Sequence[ImageScore], config: CellConfig, images: CellImages) -> Iterator[str]:
-    """Yield contradictions between `scores` and the stored `images`, in `IMAGE_RANGE`, a clause each.
-
-    Checked are `score_figures` and blind of each image, and the matching of each unit's images.
-    """
-    expected = (len(scores), *config.model.shape)
-    if images.truth.shape != expected:
-        yield f"its reconstructions have the shape {images.truth.shape}, its scores and its network {expected}"
-        return
-    yield from _odd_figures(scores, images, modality_of(config))
-    yield from _unmatched(scores, images)
-
-
 def _odd_figures(scores: Sequence[ImageScore], images: CellImages, kind: Modality) -> Iterator[str]:
+    """Yield where `score_figures` and the blind guess of each image contradict its score."""
     sentences: dict[str, list[str]] = {}
     unmeasured = {name for name in ImageScore.LATER if all(getattr(score, name) is None for score in scores)}
     for score, figures in zip(scores, _figures(images, kind), strict=True):
@@ -107,10 +90,7 @@ def _unmatched(scores: Sequence[ImageScore], images: CellImages) -> Iterator[str
 
     from ppbench.metrics.image import match
 
-    units: dict[tuple[int, ...], list[int]] = {}
-    for index, score in enumerate(scores):
-        units.setdefault(score.unit, []).append(index)
-    for unit, places in units.items():
+    for unit, places in grouped(range(len(scores)), lambda place: scores[place].unit).items():
         guess, truth = images.guess[places], images.truth[places]
         order = match(torch.from_numpy(guess), torch.from_numpy(truth), IMAGE_RANGE) if len(places) > 1 else [0]
         if _cost(guess, truth) > _cost(guess[order], truth) * (1 + FIGURE_TOLERANCE) + FIGURE_TOLERANCE:
@@ -122,12 +102,9 @@ def _cost(guess: Any, truth: Any) -> float:
     return float(((guess[finite].astype(np.float64).clip(*IMAGE_RANGE) - truth[finite]) ** 2).sum())
 
 
-def flawed(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Flag]) -> Iterator[str]:
-    """Yield contradictions among scores of one cell and its flags of `RECOMPUTED`, a clause each."""
-    units: dict[tuple[int, ...], list[ImageScore]] = {}
-    for score in scores:
-        units.setdefault(score.unit, []).append(score)
-    for unit, some in units.items():
+def _odd_units(scores: Sequence[ImageScore]) -> Iterator[str]:
+    """Yield contradictions among scores of one unit."""
+    for unit, some in grouped(scores, lambda score: score.unit).items():
         name = ".".join(map(str, unit))
         for field in SHARED:
             if len({getattr(score, field) for score in some}) > 1:
@@ -135,10 +112,10 @@ def flawed(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Fla
         best = sum(score.oracle for score in some if score.oracle is not None)
         if all(score.oracle is not None for score in some) and best < sum(s.decibels for s in some) - FIGURE_TOLERANCE:
             yield f"an oracle chose worse for unit {name} than the attack did: {best} dB in all"
-    yield from _odd_flags(scores, modality, flags)
 
 
 def _odd_flags(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Flag]) -> Iterator[str]:
+    """Yield where flags of `RECOMPUTED` are not those that the scores raise."""
     from ppbench.questions.images import flags_of, inexact
 
     measured = any(score.blind is not None for score in scores)
@@ -245,13 +222,21 @@ class Reconstruction(Question):
         """Yield fields in which images of one unit wrongly differ, odd budgets, and flags that scores do not give."""
         if record.victims:
             scores = image_scores(record)
-            yield from flawed(scores, modality_of(record.config), record.flags)
+            yield from _odd_units(scores)
+            yield from _odd_flags(scores, modality_of(record.config), record.flags)
             yield from filter(None, [odd_budget(scores, record.config.attack)])
 
     def contradicted(self, record: Record, images: CellImages) -> Iterator[str]:
         """Yield figures that contradict the images, and units that are not matched; nothing in an unknown range."""
-        if in_range(images):
-            yield from contradicted(image_scores(record), record.config, images)
+        scores, (low, high) = image_scores(record), IMAGE_RANGE
+        expected = (len(scores), *record.config.model.shape)
+        if not bool((images.truth >= low).all() and (images.truth <= high).all()):
+            return  # figures were computed in another range
+        if images.truth.shape != expected:
+            yield f"its reconstructions have the shape {images.truth.shape}, its scores and its network {expected}"
+            return
+        yield from _odd_figures(scores, images, modality_of(record.config))
+        yield from _unmatched(scores, images)
 
     def headline(self, config: CellConfig) -> str:
         """Return the PSNR of images, the relative error of table rows."""

@@ -1,9 +1,9 @@
-"""The form of figures in records, and which of several leaks most."""
+"""The form of figures in records, which of several leaks most, and items in groups."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -58,10 +58,23 @@ def bootstrap_seed(seed: int, name: str) -> int:
     return (seed % 2**32) << 32 | zlib.crc32(name.encode())
 
 
-def leakage_value(metric: Metric) -> float:
-    """Return a metric's value such that larger leaks more; it must not be null."""
-    value = metric.value or 0.0
-    return -value if metric.higher_is_safer else value
+def leakage_value(metric: Metric | None, missing: float = -float("inf")) -> float:
+    """Return a metric's value such that larger leaks more; `missing` where there is none."""
+    if metric is None or metric.value is None:
+        return missing
+    return -metric.value if metric.higher_is_safer else metric.value
+
+
+_Item = TypeVar("_Item")
+_Group = TypeVar("_Group", bound=Hashable)
+
+
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Group]) -> dict[_Group, list[_Item]]:
+    """Return items by their `key`, in order of first appearance."""
+    groups: dict[_Group, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 class Figured(Protocol):

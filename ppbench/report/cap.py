@@ -191,27 +191,22 @@ def _end(ends: Iterable[tuple[float | None, float | None]], scale: float) -> flo
     return cap_value(accuracies, distances) * scale if whole else None
 
 
-@dataclass(frozen=True)
-class SeriesCap:
-    """The CAP of one series. unit: that by the question's second distance ("recon_unit/1"), or None."""
+def caps(records: Sequence[Record], place: int = 0) -> dict[str, Cap]:
+    """Return the CAP of each record's series, by `cell_id`; place: of the distance among those of its question.
 
-    main: Cap
-    unit: Cap | None
-
-
-def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
-    """Return the CAP of each record's series, by `cell_id`."""
-    by_cell: dict[str, SeriesCap] = {}
+    Records of questions with fewer distances are left out, but for the main one.
+    """
+    by_cell: dict[str, Cap] = {}
     frame = frame_of(records)
     far = strays(frame)
     for evaluation in frame.by(EVALUATION).values():
         whole = next((r for r in evaluation if r.config.defense.id == "none" and r.status == "complete"), None)
         plain = None if whole is None else whole.utility.accuracy
         for key, members in evaluation.by(SERIES).items():
-            others = question_of(key.question).distances[1:]
-            unit = series_cap(members, plain, others[0].name, far) if others else None
-            main = series_cap(members, plain, far=far)
-            by_cell |= dict.fromkeys((r.cell_id for r in members), SeriesCap(main, unit))
+            names = [law.name for law in question_of(key.question).distances]
+            if place == 0 or place < len(names):
+                cap = series_cap(members, plain, names[place] if place else None, far)
+                by_cell |= dict.fromkeys((r.cell_id for r in members), cap)
     return by_cell
 
 

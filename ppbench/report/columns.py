@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel
 
 from ppbench.base.registry import plugins
-from ppbench.metrics.spec import Ending, MetricSpec
+from ppbench.metrics.spec import INTERVAL, Ending, MetricSpec
 from ppbench.questions.base import Question, metric_specs, question_of
 from ppbench.records.schema import MODEL_METRICS, AuditInfo, ModelMetric, ProbeInfo
 
@@ -21,7 +22,7 @@ ColumnValue = str | int | float | bool | None
 Row = dict[str, ColumnValue]
 """One row of a table by column; None is an empty field."""
 ENDS: Final = ("_low", "_high")
-Dtype = Literal["string", "Int64", "boolean", "Float64"]
+Dtype = Literal["string", "Int64", "Float64", "boolean"]
 _DTYPES: Final[Mapping[Any, Dtype]] = {int: "Int64", bool: "boolean", float: "Float64"}
 
 
@@ -29,40 +30,27 @@ _DTYPES: Final[Mapping[Any, Dtype]] = {int: "Int64", bool: "boolean", float: "Fl
 class Column:
     """One column.
 
-    dtype: pandas' nullable type; unit: "" without one; path: where a cell's value is read, as "record.status", or ""
-    where it is computed, as for metrics. unwritten: the value of a field that records only have where it is another;
+    path: where a cell's value is read, as "record.status", or "" where it is computed, as for metrics; unit: "" without
+    one; dtype: pandas' nullable type; unwritten: the value of a field that records only have where it is another;
     then the column is empty, so that tables of older records do not change.
     """
 
     name: str
-    dtype: Dtype
-    unit: str
+    path: str
     meaning: str
-    path: str = ""
+    unit: str = ""
+    dtype: Dtype = "string"
     unwritten: ColumnValue = None
 
 
-def _text(name: str, path: str, meaning: str) -> Column:
-    return Column(name, "string", "", meaning, path)
-
-
-def _whole(name: str, path: str, meaning: str, unit: str = "") -> Column:
-    return Column(name, "Int64", unit, meaning, path)
-
-
-def _real(name: str, path: str, unit: str, meaning: str) -> Column:
-    return Column(name, "Float64", unit, meaning, path)
-
-
-def _truth(name: str, path: str, meaning: str) -> Column:
-    return Column(name, "boolean", "", meaning, path)
+_text, _whole, _real, _truth = (partial(Column, dtype=dtype) for dtype in get_args(Dtype))
 
 
 def _ends(name: str, of: str) -> tuple[Column, Column]:
     """Return the columns of the interval of the figure `of`, read at `name`."""
     return (
-        _real(f"{name}_low", f"{name}.low", "", f"Lower end of the 95 % interval of `{of}`."),
-        _real(f"{name}_high", f"{name}.high", "", f"Upper end of the 95 % interval of `{of}`."),
+        _real(f"{name}_low", f"{name}.low", f"Lower end of the 95 % interval of `{of}`."),
+        _real(f"{name}_high", f"{name}.high", f"Upper end of the 95 % interval of `{of}`."),
     )
 
 
@@ -104,8 +92,8 @@ def metric_columns(spec: MetricSpec) -> dict[str, Column]:
         f"{spec.name}{ending}": _real(
             f"{spec.name}{ending}",
             f"utility.{spec.field(ending)}" if isinstance(spec, ModelMetric) else "",
-            spec.unit,
             meanings[ending],
+            spec.unit,
         )
         for ending in spec.columns
     }
@@ -114,19 +102,9 @@ def metric_columns(spec: MetricSpec) -> dict[str, Column]:
 _DECLARED: Final = {n: column for spec in COLUMN_METRICS.values() for n, column in metric_columns(spec).items()}
 
 
-def _metrics(*names: str) -> tuple[Column, ...]:
-    """Return columns that metrics declare, by their names."""
-    return tuple(_DECLARED[name] for name in names)
-
-
-def _whole_metrics(*names: str) -> tuple[Column, ...]:
-    """Return the columns of metrics, each followed by its interval."""
-    return _metrics(*(f"{name}{end}" for name in names for end in ("", *ENDS)))
-
-
-def _intervals(*names: str) -> tuple[Column, ...]:
-    """Return the columns of metrics' intervals."""
-    return _metrics(*(f"{name}{end}" for name in names for end in ENDS))
+def _metrics(*names: str, endings: tuple[str, ...] = ("",)) -> tuple[Column, ...]:
+    """Return columns that metrics declare, by their names; endings: of each, as `ENDS` for the interval alone."""
+    return tuple(_DECLARED[f"{name}{ending}"] for name in names for ending in endings)
 
 
 def _part(root: str, part: type[BaseModel]) -> dict[str, Column]:
@@ -136,7 +114,7 @@ def _part(root: str, part: type[BaseModel]) -> dict[str, Column]:
         extra = about.json_schema_extra
         unit = str(extra.get("unit", "")) if isinstance(extra, dict) else ""
         dtype = _DTYPES.get(about.annotation, "string")
-        columns[name] = Column(name, dtype, unit, about.description or "", f"{root}.{name}")
+        columns[name] = Column(name, f"{root}.{name}", about.description or "", unit, dtype)
     return columns
 
 
@@ -152,7 +130,7 @@ _LISTED: Final = (
     _PART["probe_rounds"],
     _text("defense", "key.defense", "Name of the defense; `none` and `full_noise` are the controls."),
     _text("control", "key.control", "Name of the control parameter: the x-axis of the trade-off."),
-    _real("control_value", "key.value", "", "Its value."),
+    _real("control_value", "key.value", "Its value."),
     _text("parameters", "parameters", "Every parameter of the defense in JSON, sorted by name."),
     _text("role", "key.role", "Role that the victims played; empty where all clients do the same."),
     _whole("seed", "key.seed", "Master seed: one seed, one result."),
@@ -198,53 +176,55 @@ _PLACED: Final = (
         "auc",
         "tracing_accuracy",
     ),
-    _real("cap", "cap.value", "", "CAP: mean of accuracy x `distance` over the control values; equal along a series."),
+    _real("cap", "cap.value", "CAP: mean of accuracy x `distance` over the control values; equal along a series."),
     _text("claimed", "claimed", "The claim of the defense's paper for this very setting; only in leaderboard.csv."),
     _text("status", "record.status", "`complete`, `diverged` or `failed`; `reason` says why."),
     _text("cell_id", "record.cell_id", "Name of the cell: the file in records/, a hash of its whole configuration."),
-    *_intervals("accuracy", "psnr_median"),
-    *_whole_metrics("share_above_20db"),
-    *_intervals("label_accuracy", "asr", "auc", "tracing_accuracy"),
+    *_metrics("accuracy", "psnr_median", endings=ENDS),
+    *_metrics("share_above_20db", endings=INTERVAL),
+    *_metrics("label_accuracy", "asr", "auc", "tracing_accuracy", endings=ENDS),
     _text("distance", "cap.distance", "Which distance from the truth CAP takes, with its version, as `recon/1`."),
-    _real("distance_value", "distance.value", "", "That distance of the cell; larger is safer."),
+    _real("distance_value", "distance.value", "That distance of the cell; larger is safer."),
     *_ends("distance", "distance_value"),
     *_ends("cap", "cap"),
-    _real("cap_corrected", "cap.corrected", "", "CAP with accuracy between chance, 0, and the undefended one's, 1."),
-    _real("cap_unit", "unit.value", "", "CAP by the question's second distance, `recon_unit/1`; empty without one."),
+    _real("cap_corrected", "cap.corrected", "CAP with accuracy between chance, 0, and the undefended one's, 1."),
+    _real("cap_unit", "unit.value", "CAP by the question's second distance, `recon_unit/1`; empty without one."),
     _whole("cap_settings", "cap.n", "Control values that CAP is a mean over."),
     _text("cap_reason", "cap.reason", "Why there is no CAP."),
-    _real("epsilon", "record.privacy.epsilon", "", "The formal guarantee over the whole training, if any."),
-    _real("delta", "record.privacy.delta", "", "Its delta."),
-    _real("bytes_up", "cost.bytes_up", "bytes", "Bytes that a client uploads per round."),
-    _real("bytes_down", "cost.bytes_down", "bytes", "Bytes that a client downloads per round."),
+    _real("epsilon", "record.privacy.epsilon", "The formal guarantee over the whole training, if any."),
+    _real("delta", "record.privacy.delta", "Its delta."),
+    _real("bytes_up", "cost.bytes_up", "Bytes that a client uploads per round.", "bytes"),
+    _real("bytes_down", "cost.bytes_down", "Bytes that a client downloads per round.", "bytes"),
     _whole("bytes_setup", "cost.bytes_setup", "Bytes that the set-up sends in total.", "bytes"),
     _truth("oracle", "key.oracle", "Whether the attack chose its answer by the truth; such a cell is never a result."),
     *(_KEY["dataset"], _KEY["model"], _KEY["seed"]),
     _text("reason", "record.reason", "Why a cell is not complete."),
-    *_whole_metrics("agreement", "output_error", "mse"),
+    *_metrics("agreement", "output_error", "mse", endings=INTERVAL),
     *(_KEY["probe"], _KEY["probe_rounds"], _KEY["role"]),
-    _real("up_ratio", "ratios.up", "", "`bytes_up` over that of `none` in the same federation."),
-    _real("down_ratio", "ratios.down", "", "`bytes_down` over that of `none`."),
+    _real("up_ratio", "ratios.up", "`bytes_up` over that of `none` in the same federation."),
+    _real("down_ratio", "ratios.down", "`bytes_down` over that of `none`."),
     _whole("memory_peak", "cost.memory_peak", "Peak memory of a client's computation.", "bytes"),
-    _real("memory_ratio", "ratios.memory", "", "`memory_peak` over that of `none`."),
+    _real("memory_ratio", "ratios.memory", "`memory_peak` over that of `none`."),
     *_metrics("psnr_worst_decile"),
-    *_whole_metrics("test_mse_mean", "lpips_mean", "feat_mse_mean"),
+    *_metrics("test_mse_mean", "lpips_mean", "feat_mse_mean", endings=INTERVAL),
     *_metrics("blind_median", "oracle_median", "evaluations_per_broken"),
-    *_whole_metrics("tpr_at_1pct_fpr", "canary_auc", "canary_tpr_at_1pct_fpr"),
+    *_metrics("tpr_at_1pct_fpr", "canary_auc", "canary_tpr_at_1pct_fpr", endings=INTERVAL),
     *_metrics("epsilon_lower"),
     *(_KEY["public"], _KEY["references"], _KEY["canaries"]),
     _text("perceptual", "config.perceptual", "Network of perceptual figures and its file's digest; empty without one."),
     _text("tuned", "tuned", "Settings of the attack that were chosen on tuning victims."),
     _text("flags", "flags", "Codes of remarks on the cell, separated by spaces."),
     _DECLARED["tracing_accuracy_chance"],
-    *_whole_metrics("detection_auc", "reconstruction_accuracy"),
+    *_metrics("detection_auc", "reconstruction_accuracy", endings=INTERVAL),
     _DECLARED["reconstruction_accuracy_chance"],
     *(_KEY["kind"], _KEY["parameters"]),
     *RANKS,
-    *_whole_metrics("batch_asr", "batch_auc"),
-    *_whole_metrics("reidentified", "recognized", "reidentified_features", "recognized_features", "gain_median"),
+    *_metrics("batch_asr", "batch_auc", endings=INTERVAL),
+    *_metrics(
+        "reidentified", "recognized", "reidentified_features", "recognized_features", "gain_median", endings=INTERVAL
+    ),
     *(_DECLARED["reidentified_chance"], _DECLARED["recognized_chance"]),
-    *_whole_metrics("accuracy_top5"),
+    *_metrics("accuracy_top5", endings=INTERVAL),
     _whole("collapsed", "utility.collapsed", "Trainings at chance in every evaluated round; 3: none learned."),
     _whole("retrained", "utility.retrained", "Seed of the training reported here, where the cell's own collapsed."),
     _whole("cap_collapsed", "cap.collapsed", "Number of `cap_settings` of which no training learned."),
@@ -269,12 +249,12 @@ PLAIN_METRICS: Final = ("psnr_median", "rmse_mean")
 """Metrics of the worst case over unaware attacks there."""
 OTHER_HEADLINE: Final = "reconstruction_accuracy"
 """The metric there, of both worst cases, of kinds of data that are not judged by a distance."""
-_WORST: Final = (WORST_METRICS[0], *(f"{WORST_METRICS[0]}{end}" for end in ENDS), *WORST_METRICS[1:])
+_WORST: Final = (*(f"{WORST_METRICS[0]}{end}" for end in INTERVAL), *WORST_METRICS[1:])
 
 
 def _of_case(case: str, about: str, names: tuple[str, ...]) -> tuple[Column, ...]:
     """Return the columns of the metrics `names` of a worst case."""
-    return tuple(_real(f"{case}_{name}", "", _CELL[name].unit, f"`{name}` of {about}.") for name in names)
+    return tuple(_real(f"{case}_{name}", "", f"`{name}` of {about}.", _CELL[name].unit) for name in names)
 
 
 _FRONT: Final = KEY[: [column.name for column in KEY].index("suite")]
@@ -301,11 +281,11 @@ WORST: Final = (
 
 LONG: Final = (
     _text("metric", "", "Name of the metric; missing where a cell came to no figure, which `reason` explains."),
-    _real("value", "", "of the metric", "Its value; missing where `reason` says why."),
-    _real("low", "", "of the metric", "Lower end of its 95 % interval."),
-    _real("high", "", "of the metric", "Upper end."),
+    _real("value", "", "Its value; missing where `reason` says why.", "of the metric"),
+    _real("low", "", "Lower end of its 95 % interval.", "of the metric"),
+    _real("high", "", "Upper end.", "of the metric"),
     _whole("n", "", "Number of victims, candidates or queries."),
-    _real("chance", "", "of the metric", "What blind guessing gives, where that is defined."),
+    _real("chance", "", "What blind guessing gives, where that is defined.", "of the metric"),
     _truth("higher_is_safer", "", "Whether a higher value leaks less."),
     _text("reason", "", "Why there is no value."),
 )
@@ -336,7 +316,7 @@ LOADED_VICTIMS: Final = (
     _text("unit", "", "Its unit of observation: victims of one unit are not independent."),
     _truth("canary", "", "Whether it is a canary."),
     _text("metric", "", "Name of the figure: a field of the question's score, see `ppbench/questions`."),
-    _real("value", "", "of the figure", "Its value, 1 for yes and 0 for no; missing where the victim has none."),
+    _real("value", "", "Its value, 1 for yes and 0 for no; missing where the victim has none.", "of the figure"),
 )
 """The columns of `ppbench.load(folder, level="victims")`; join others by `cell_id`."""
 LOADED_WORST: Final = (
@@ -344,7 +324,8 @@ LOADED_WORST: Final = (
     _text("row", "", "The row in words, as on its board: the defense, its control value, what else distinguishes it."),
     *RANKS,
     RELIABLE,
-    *(_CELL[name] for name in ("accuracy", *(f"accuracy{end}" for end in ENDS), "epsilon", "delta")),
+    *_metrics("accuracy", endings=INTERVAL),
+    *(_CELL["epsilon"], _CELL["delta"]),
     _text("case", "", "`worst`: over all attacks; `plain`: over unaware ones."),
     _text("attack", "", "The attack of the case; `portfolio (NAME)`: several, mostly NAME."),
     _text("cell_id", "", "The cell of the case, of a portfolio the leading one."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from ppbench.metrics.modality import modality_of
 from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, is_reidentified
-from ppbench.records.figure import Figured, best, record_metric
+from ppbench.records.figure import Figured, best, grouped, record_metric
 from ppbench.records.run_files import Soundness
 from ppbench.records.schema import Metric, ProbeInfo, Record
 
@@ -128,12 +127,11 @@ def value_of(share: Metric | None) -> float:
 
 
 def _share(record: Figured, name: str, taken: Callable[[Any], bool]) -> Metric | None:
-    units: dict[tuple[int, ...], list[bool]] = {}
-    for victim in record.victims if question_for(record).inputs else ():
-        units.setdefault(victim.unit, []).append(taken(victim))
+    units = grouped(record.victims if question_for(record).inputs else (), lambda victim: victim.unit)
     if not units:
         return None
-    return record_metric(MetricSpec(name, name), proportion([np.array(unit) for unit in units.values()]))
+    shares = proportion([np.array([taken(victim) for victim in unit]) for unit in units.values()])
+    return record_metric(MetricSpec(name, name), shares)
 
 
 def check_controls(records: Sequence[Record]) -> list[Check]:
@@ -149,10 +147,8 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
     attacked = [r for r in records if question_for(r).chapter == "uploads" and question_for(r).reads]
     attacked = attacked or [r for r in records if question_for(r).chapter == "models" and question_for(r).noise]
     attacked = attacked or [r for r in records if not question_for(r).chapter]
-    scenes: dict[tuple[str, ProbeInfo], list[Record]] = {}
-    for record in attacked:
-        about = record.config.threat_model.id, record.config.probing
-        scenes.setdefault(about, []).append(record)  # another adversary's success proves nothing here
+    # By adversary: another one's success proves nothing here.
+    scenes = grouped(attacked, lambda record: (record.config.threat_model.id, record.config.probing))
     probed = len({probing for _, probing in scenes}) > 1
     checks = []
     for (threat, probing), some in sorted(scenes.items(), key=lambda pair: (pair[0][0], pair[0][1].order)):
@@ -264,7 +260,6 @@ def _chance_probability(record: Record) -> float:
     return 1.0 if law is None else _binomial(*law)
 
 
-@lru_cache(maxsize=4096)
 def _binomial(share: float, n: int, chance: float) -> float:
     """Return the probability of at least share * n successes of n."""
     hits = round(share * n)
@@ -281,14 +276,11 @@ def defenses_without_result(records: Sequence[Record]) -> list[str]:
     """
     defenses = dict.fromkeys(r.config.defense.id for r in records if r.config.defense.id not in CONTROLS)
     known = {
-        r.config.defense.id for r in records if r.status == "complete" or (nothing_to_read(r) and not bytes_sent(r))
+        r.config.defense.id
+        for r in records
+        if r.status == "complete" or (nothing_to_read(r) and r.cost.bytes_up + r.cost.bytes_setup == 0)
     }
     return [name for name in defenses if name not in known]
-
-
-def bytes_sent(record: Record) -> float:
-    """Return the bytes that a client sends per round, plus those of the set-up."""
-    return record.cost.bytes_up + record.cost.bytes_setup
 
 
 def failures(records: Sequence[Record]) -> list[Record]:

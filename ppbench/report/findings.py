@@ -17,8 +17,8 @@ from ppbench.metrics.epsilon import success_bound
 from ppbench.metrics.intervals import CONFIDENCE, lower_bound
 from ppbench.questions.membership import ASR, AUC, BATCH_ASR, CANARY_AUC
 from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, gallery_size, successes_of
-from ppbench.records.figure import Figured, best
-from ppbench.records.schema import Flag, Record
+from ppbench.records.figure import Figured, best, grouped
+from ppbench.records.schema import Record
 from ppbench.report.controls import BELIED, above_chance, value, widened
 from ppbench.report.frame import EVALUATION, Key, frame_of
 from ppbench.report.leak import Leak, Level
@@ -48,11 +48,6 @@ Subject = Literal["batch members", "members", "canaries", "outputs"]
 def fate_of(level: Level) -> Fate:
     """Return the fate of inputs with a level of leak."""
     return "falls" if level in ("rebuilt", "recognizable") else "stands" if level == "blind" else "undecided"
-
-
-def unless_belied(became: Fate, flags: Iterable[Flag]) -> Fate:
-    """Return `became`, but "undecided" instead of "stands" where a flag belies the defense's own account."""
-    return "undecided" if became == "stands" and any(flag.code in BELIED for flag in flags) else became
 
 
 def members_fate(record: Figured, tried: int, undefended: Figured | None, name: str = "asr") -> Fate:
@@ -193,11 +188,8 @@ def _in_batches(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
     name = BATCH_ASR.name
     attacked = [row for row in rows if row.top(name) is not None]
     judged = judged_keys(row.key for row in attacked if row.key.defense == defense)
-    groups: dict[tuple[object, ...], list[SettingRow]] = {}
-    for row in attacked:
-        if row.key in judged:
-            groups.setdefault((*_view(row), row.key.role), []).append(row)
-    for mine in groups.values():
+    own = [row for row in attacked if row.key in judged]
+    for mine in grouped(own, lambda row: (*_view(row), row.key.role)).values():
         beside = [r.top(name) for r in attacked if r.key.defense == "none" and _view(r) == _view(mine[0])]
         undefended = Undefended(None if defense == "none" else next(iter(beside), None))
         tried = sum(value(record, name) is not None for row in mine for record in row.records)
@@ -205,7 +197,8 @@ def _in_batches(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
             sides = Sides.of(row.records, name)
             assert sides.worst is not None  # it was attacked
             became = members_fate(sides.worst, tried, undefended.known(name), name)
-            became = unless_belied(became, [flag for record in row.records for flag in record.flags])
+            if became == "stands" and any(flag.code in BELIED for record in row.records for flag in record.flags):
+                became = "undecided"
             yield Finding(row, "batch members", name, became, sides, tried, undefended)
 
 
@@ -272,13 +265,21 @@ def audit_of(row: SettingRow) -> tuple[str, int, int]:
     return (row.key.threat, 0, 0) if audit is None else (row.key.threat, audit.references, audit.canaries)
 
 
+def audits_of(
+    defense: str, rows: Sequence[SettingRow]
+) -> Iterator[tuple[tuple[str, int, int], list[SettingRow], SettingRow | None]]:
+    """Yield each audit of a defense: its key (`audit_of`), its rows, and the undefended model's row beside them."""
+    for audit in sorted({audit_of(row) for row in rows if row.key.defense == defense}):
+        alike = [row for row in rows if audit_of(row) == audit]
+        none = next((row for row in alike if row.key.defense == "none" != defense), None)
+        yield audit, [row for row in alike if row.key.defense == defense], none
+
+
 def _of_audits(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
     """Yield what audits find of canaries, or of average members in audits without canaries."""
-    for audit in sorted({audit_of(row) for row in rows if row.key.defense == defense}):
-        mine = [row for row in rows if row.key.defense == defense and audit_of(row) == audit]
-        none = next((row for row in rows if row.key.defense == "none" and audit_of(row) == audit), None)
+    for _, mine, none in audits_of(defense, rows):
         name = CANARY_AUC.name if any(row.top(CANARY_AUC.name) for row in mine) else AUC.name
-        undefended = Undefended(None if none is None or defense == "none" else none.top(name))
+        undefended = Undefended(None if none is None else none.top(name))
         families = family_metrics(mine) if name == CANARY_AUC.name else []
         tried = sum(len(row.of("membership")) for row in mine)
         for row in mine:

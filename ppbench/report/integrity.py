@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +19,7 @@ from ppbench.federation.threats import THREATS
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.questions.base import question_for
 from ppbench.records.archive import files_of
-from ppbench.records.figure import aggregate
+from ppbench.records.figure import aggregate, grouped
 from ppbench.records.run_files import training_of
 from ppbench.records.schema import Cost, Record, Strict, Utility
 from ppbench.records.store import CellImages, Store, canonical_json
@@ -53,9 +52,9 @@ class Accepted(Strict):
 
 def records_digest(records: Sequence[Record]) -> str:
     """Return the SHA-256 over the canonical JSON of `records`, by name; the layout of files does not count."""
-    digest = hashlib.sha256()
+    digest = sha256()
     for record in sorted(records, key=lambda r: r.cell_id):
-        digest.update(f"{record.cell_id} {hashlib.sha256(canonical_json(record)).hexdigest()}\n".encode())
+        digest.update(f"{record.cell_id} {sha256(canonical_json(record)).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
@@ -113,15 +112,15 @@ def of_training(source: Any, name: str) -> Any:
 
 def disagreements(records: Sequence[Record]) -> Iterator[str]:
     """Yield a sentence for each contradiction between cells of one training, or with one question."""
-    trainings = _groups((_training(r), r) for r in records if not _untrained(r))
-    for some in trainings:
+    for some in _several((r for r in records if not _untrained(r)), _training):
         for name in TRAINING_FIELDS:
             for cell, others in _odd((r.cell_id, repr(of_training(r, name))) for r in some):
                 yield f"{cell}.json: {name} is not that of {others} of its training"
-        for alike in _groups((r.config.probing, r) for r in some if _has_probe_guarantee(r)):
+        with_guarantee = [r for r in some if r.privacy.probe_epsilon is not None]
+        for alike in _several(with_guarantee, lambda r: r.config.probing):
             for cell, others in _odd((r.cell_id, repr(r.privacy)) for r in alike):
                 yield f"{cell}.json: the guarantee of its probe is not that of {others} probed alike"
-    for some in _groups(((r.asked, r.config.attack.kind), r) for r in records if r.asked and r.victims):
+    for some in _several((r for r in records if r.asked and r.victims), lambda r: (r.asked, r.config.attack.kind)):
         scored = ((r.cell_id, tuple((score.place, score.truth) for score in r.victims)) for r in some)
         for cell, others in _odd(scored):
             yield f"{cell}.json: its victims are not those of {others} with the same question"
@@ -182,10 +181,6 @@ def _scene(record: Record) -> Hashable:
     return config.threat_model.id, config.stage, config.batch_size, config.victims, config.probing, config.audit
 
 
-def _has_probe_guarantee(record: Record) -> bool:
-    return record.privacy.probe_epsilon is not None
-
-
 def _training(record: Record) -> Hashable:
     """Return the key of a record's training; an audit trains a model of its own, for its candidates."""
     audit = record.config.audit
@@ -200,11 +195,9 @@ def _untrained(record: Record) -> bool:
     return record.status == "failed" and utility.accuracy is None and utility.mse is None and record.cost == empty
 
 
-def _groups(pairs: Iterable[tuple[Hashable, Record]]) -> Iterator[list[Record]]:
-    groups: dict[Hashable, list[Record]] = {}
-    for key, record in pairs:
-        groups.setdefault(key, []).append(record)
-    return (some for some in groups.values() if len(some) > 1)
+def _several(records: Iterable[Record], key: Callable[[Record], Hashable]) -> list[list[Record]]:
+    """Return the groups of more than one record."""
+    return [some for some in grouped(records, key).values() if len(some) > 1]
 
 
 def _odd(contents: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str]]:

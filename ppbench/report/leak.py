@@ -355,51 +355,32 @@ def is_solved(record: Record) -> bool:
 def solved_sentence(records: Sequence[Record]) -> str | None:
     """Return in how many settings unaware searches were left out, as every input was computed exactly, or None."""
     scenes = frame_of(records).by((*EVALUATION, *SCENE, "defense", "value")).values()
-    count = sum(
-        any(map(is_solved, some)) and all(map(is_solved, (r for r in some if _is_plain_search(r)))) for some in scenes
-    )
+    count = 0
+    for some in scenes:
+        searches = [r for r in some if question_for(r).inputs and not r.config.attack.adaptive]
+        count += any(map(is_solved, some)) and all(map(is_solved, searches))
     if not count:
         return None
     where = f"At {count} setting{'s' if count > 1 else ''} searches unaware of the defense were left out"
     return f"{where}, because every input was computed exactly; --attack standard runs them."
 
 
-def _is_plain_search(record: Record) -> bool:
-    return question_for(record).inputs and not record.config.attack.adaptive
-
-
-@dataclass(frozen=True)
-class SkippedSearch:
-    """A scene in which `none` was searched and withstands, and the defense was not searched.
-
-    scene: key by `EVALUATION` and `SCENE`; undefended: the worst case of `none` there.
+def skipped_sentences(defense: str, records: Sequence[Record]) -> list[str]:
+    """Return a sentence for each scene in which a defense has cells but no search, while `none` was searched and
+    withstands.
     """
-
-    defense: str
-    scene: Key
-    undefended: WorstCase
-
-    @property
-    def sentence(self) -> str:
-        """What was left out, and why."""
-        metric = self.undefended.metric(rebuilding(self.undefended.leading))
-        assert metric is not None and metric.value is not None  # else it would not have stood
-        figure = modality_of(self.undefended.config).stated(metric.value)
-        return (
-            f"Batches of {self.scene.batch} {STAGES[self.scene.stage].when}: {self.defense} was not searched, because "
-            f"the undefended model withstands there too ({figure}); --attack standard searches it."
-        )
-
-
-def skipped_searches(defense: str, records: Sequence[Record]) -> list[SkippedSearch]:
-    """Return the scenes in which `defense` has cells but no search, while `none` was searched and withstands."""
-    scenes = []
-    for scene, some in frame_of(records).by((*EVALUATION, *SCENE)).items():
-        own = [r for r in some if r.config.defense.id == defense]
-        searched = [r for r in some if r.config.defense.id == "none" and question_for(r).inputs]
+    scenes, sentences = frame_of(records).by((*EVALUATION, *SCENE)), []
+    for scene in sorted(scenes, key=lambda scene: (scene.stage, scene.batch, scene.text())):
+        own = [r for r in scenes[scene] if r.config.defense.id == defense]
+        searched = [r for r in scenes[scene] if r.config.defense.id == "none" and question_for(r).inputs]
         if defense == "none" or not own or not searched or any(question_for(r).inputs for r in own):
             continue
-        worst = some.of(searched).worst(rebuilding(searched[0]))
-        if worst is not None and undefended_stands(searched):
-            scenes.append(SkippedSearch(defense, scene, worst))
-    return sorted(scenes, key=lambda one: (one.scene.stage, one.scene.batch, one.scene.text()))
+        metric = rebuilding(searched[0])
+        figure = value(scenes[scene].of(searched).worst(metric), metric)
+        if figure is not None and undefended_stands(searched):
+            sentences.append(
+                f"Batches of {scene.batch} {STAGES[scene.stage].when}: {defense} was not searched, because the "
+                f"undefended model withstands there too ({modality_of(searched[0].config).stated(figure)}); --attack "
+                "standard searches it."
+            )
+    return sentences

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ppbench.questions.base import question_for, question_of
-from ppbench.records.figure import Figured, best
+from ppbench.records.figure import Figured, best, grouped
 from ppbench.records.schema import USUAL_PROBE, Record, Utility
 from ppbench.report.controls import easiest, probe_words
 from ppbench.report.frame import SETTING, TRAINED, Frame, Key, frame_of
@@ -148,9 +148,7 @@ def audit_rows(records: Sequence[Record]) -> list[SettingRow]:
 
 def judged_keys(keys: Iterable[Key]) -> set[Key]:
     """Return those settings whose scene is the easiest of its training, adversary, probe and role (see `easiest`)."""
-    groups: dict[Key, list[Key]] = {}
-    for key in keys:
-        groups.setdefault(key.only((*TRAINED, "threat", "auxiliary", "probing", "role")), []).append(key)
+    groups = grouped(keys, lambda key: key.only((*TRAINED, "threat", "auxiliary", "probing", "role")))
     return {key for some in groups.values() for key in easiest(some, lambda key: (key.stage, key.batch))}
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ppbench.metrics.epsilon import epsilon_words
 from ppbench.questions.membership import CANARY_TPR_1
-from ppbench.records.figure import best, leakage_value
+from ppbench.records.figure import best, grouped, leakage_value
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, nothing_to_read, rebuilding, value, widened
 from ppbench.report.costs import CostRow
@@ -80,11 +80,6 @@ class SeedValue:
     def refutation(self) -> Refutation | None:
         """The refutation of the stated epsilon, or None."""
         return None if self.cost is None else self.cost.refutation
-
-    @property
-    def refuted(self) -> bool:
-        """Whether the stated epsilon is refuted."""
-        return self.refutation is not None
 
     def about(self, *subjects: Subject) -> list[Finding]:
         """Return the findings on some subjects."""
@@ -157,11 +152,6 @@ class Setting:
         return self.shown.leak
 
     @property
-    def worst(self) -> WorstCase | None:
-        """That seed's worst case."""
-        return self.shown.worst
-
-    @property
     def metric(self) -> Metric | None:
         """The headline metric of that worst case."""
         return self.shown.metric
@@ -171,11 +161,6 @@ class Setting:
         """The headline metric of the undefended model in the same scene and seed."""
         undefended = None if self.leak is None else self.leak.undefended
         return None if undefended is None else _headline(undefended.worst)
-
-    @property
-    def cost(self) -> CostRow | None:
-        """That seed's costs."""
-        return self.shown.cost
 
     @property
     def labels(self) -> Record | None:
@@ -235,17 +220,12 @@ class Setting:
         return next((v.refutation for v in self.sound if v.refutation is not None), None)
 
     @property
-    def refuted(self) -> bool:
-        """Whether the stated epsilon is refuted at some seed."""
-        return self.refutation is not None
-
-    @property
     def epsilon(self) -> str:
         """The stated guarantee in words, whether vacuous or refuted; "" where none is stated."""
         stated = self.entry.sample.privacy.epsilon
         if stated is None:
             return ""
-        return f"refuted ({stated:.3g})" if self.refuted else epsilon_words(stated)
+        return f"refuted ({stated:.3g})" if self.refutation else epsilon_words(stated)
 
     @property
     def recovered(self) -> tuple[str, ...]:
@@ -359,11 +339,10 @@ def _headline(worst: WorstCase | None) -> Metric | None:
 
 def _severity(value: SeedValue) -> tuple[int, bool, bool, float]:
     """Return the order of seeds: level of leak, refuted epsilon, failures, and amount of the leak."""
+    refuted = value.refutation is not None
     if value.leak is None:
-        return int(any(one.fate == "falls" for one in value.findings)), value.refuted, value.lacking, 0.0
-    metric = value.metric
-    amount = -float("inf") if metric is None or metric.value is None else leakage_value(metric)
-    return SEVERITY[value.leak.level], value.refuted, value.lacking, amount
+        return int(any(one.fate == "falls" for one in value.findings)), refuted, value.lacking, 0.0
+    return SEVERITY[value.leak.level], refuted, value.lacking, leakage_value(value.metric)
 
 
 UNDECIDED_REASONS = {
@@ -385,25 +364,6 @@ def reason_of(leak: Leak) -> str:
     )
 
 
-def chip(value: SeedValue) -> tuple[str, Tone]:
-    """Return the level of a setting with its qualifiers in words, and the tone."""
-    leak = value.leak
-    if leak is None:
-        return "not attacked", "info"
-    if leak.falls or value.refuted:
-        clear = leak.everybody.clear if leak.level == "recognizable" else ()
-        seen = [f"{LEVEL_WORDS[leak.level]} by {winner_of(clear[0][1] if clear else leak.worst)}"] if leak.falls else []
-        return ", ".join([*seen, *_refuted(value)]), "error"
-    if leak.level == "undecided":
-        reason = next(
-            (UNDECIDED_REASONS[q.code] for q in leak.qualifiers if q.code in UNDECIDED_REASONS),
-            LEVEL_WORDS["undecided"],
-        )
-        return ", ".join([reason, *(f"gives {word}" for word in value.recovered)]), "warning"
-    one = _blind(leak.untested, value.recovered)
-    return one.verdict, one.tone
-
-
 def _blind(untested: bool, recovered: Sequence[str]) -> Judgement:
     """Return the judgment of what withstands, with its qualifiers."""
     words = [LEVEL_WORDS["blind"], *(["untested"] if untested else ()), *(f"gives {word}" for word in recovered)]
@@ -415,18 +375,24 @@ def _refuted(value: SeedValue) -> list[str]:
 
 
 def _judged(value: SeedValue) -> Judgement:
-    """Return the judgment of a setting at one seed."""
-    if value.leak is None:
+    """Return the judgment of a setting at one seed: its level with its qualifiers."""
+    leak = value.leak
+    if leak is None:
         return _without_inputs(value)
-    verdict, tone = chip(value)
-    if tone == "error":
-        return Judgement("falls", verdict, tone)
-    return Judgement("stands" if value.leak.level == "blind" else "undecided", verdict, tone)
+    if leak.falls or value.refutation:
+        clear = leak.everybody.clear if leak.level == "recognizable" else ()
+        seen = [f"{LEVEL_WORDS[leak.level]} by {winner_of(clear[0][1] if clear else leak.worst)}"] if leak.falls else []
+        return Judgement("falls", ", ".join([*seen, *_refuted(value)]), "error")
+    if leak.level == "blind":
+        return _blind(leak.untested, value.recovered)
+    reasons = [UNDECIDED_REASONS[q.code] for q in leak.qualifiers if q.code in UNDECIDED_REASONS]
+    words = [*(reasons[:1] or [LEVEL_WORDS["undecided"]]), *(f"gives {word}" for word in value.recovered)]
+    return Judgement("undecided", ", ".join(words), "warning")
 
 
 def _without_inputs(value: SeedValue) -> Judgement:
     """Return the judgment by what is given away beside inputs, where there are no reconstructions."""
-    if value.refuted:
+    if value.refutation:
         return Judgement("falls", ", ".join(_refuted(value)), "error")
     for word, subjects in RECOVERED:
         for one in value.about(*subjects):
@@ -456,19 +422,14 @@ def settings_of(
     entries: its rows on all boards; findings: those on them; paid: the costs, by `TRAINED`; sound: the keys of the
     reliable seeds, by `EVALUATION`; seeds: how many there are.
     """
-    trained: dict[Key, list[Entry]] = {}
-    for entry in entries:
-        if entry.defense.id != "full_noise":
-            trained.setdefault(entry.key.only(TRAINED), []).append(entry)
+    trained = grouped((e for e in entries if e.defense.id != "full_noise"), lambda entry: entry.key.only(TRAINED))
     values: dict[Key, list[SeedValue]] = {}
     for key in sorted(trained, key=Key.text):
         rows = {entry.key.only(SETTING) for entry in trained[key]}
         own = [one for one in findings if one.row.key in rows]
         value = _seed_value(trained[key], own, paid.get(key), key.only(EVALUATION) in sound)
         values.setdefault(key.only(_SETTING), []).append(value)
-    grids: dict[str, list[Key]] = {}
-    for key in values:
-        grids.setdefault(key.defense, []).append(key)
+    grids = grouped(values, lambda key: key.defense)
     words, none = key_differences(list(values)), grids.pop("none", [])[:1]
     plain = next((Setting(tuple(values[key]), None, seeds) for key in none), None)
     settings = {} if plain is None else {"none": [plain]}
@@ -505,6 +466,6 @@ def _easiest(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _entry_severity(entry: Entry) -> tuple[int, float]:
-    metric = _headline(entry.worst) if entry.leak is not None else None
-    level = -1 if entry.leak is None else SEVERITY[entry.leak.level]
-    return level, -float("inf") if metric is None or metric.value is None else leakage_value(metric)
+    if entry.leak is None:
+        return -1, -float("inf")
+    return SEVERITY[entry.leak.level], leakage_value(_headline(entry.worst))

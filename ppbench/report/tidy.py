@@ -148,11 +148,10 @@ def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> RowGro
         "case": case,
     }
     measured: WorstCase | None = getattr(entry, case)
-    names = [] if measured is None else [metric.name for metric in measured.leading.metrics]
-    known = [
-        (metric, measured) for name in names if measured is not None and (metric := measured.metric(name)) is not None
-    ]
-    by_name: dict[str, tuple[Metric, Measured]] = {metric.name: (metric, by) for metric, by in known}
+    by_name: dict[str, tuple[Metric, Measured]] = {}
+    for recorded in () if measured is None else measured.leading.metrics:
+        if measured is not None and (metric := measured.metric(recorded.name)) is not None:
+            by_name[metric.name] = metric, measured
     labels = None if entry.labels is None else entry.labels.metric("label_accuracy")
     if case == "worst" and entry.labels is not None and labels is not None:
         by_name["label_accuracy"] = labels, entry.labels

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ppbench.base.errors import count_of
-from ppbench.records.figure import Figured
+from ppbench.records.figure import Figured, grouped
 from ppbench.records.schema import Record, Scalar, Utility
 from ppbench.report.frame import Key
 from ppbench.report.learning import is_usable
@@ -37,21 +37,16 @@ STAGE_ORDER = tuple(STAGES)
 
 def setting_labels(records: Sequence[Record]) -> dict[str, str]:
     """Return by cell id "alpha2=0.1": the control parameter, what else differs among a defense's records, the role."""
-    seen: dict[tuple[str, str], set[object]] = {}
-
-    def known(record: Record) -> dict[str, object]:
-        return {**record.config.defense.parameters, "version": record.config.edition}
-
-    for record in records:
-        for name, parameter in known(record).items():
-            seen.setdefault((record.config.defense.id, name), set()).add(parameter)
+    parameters = [{**record.config.defense.parameters, "version": record.config.edition} for record in records]
+    named = [
+        {(record.config.defense.id, name): parameter for name, parameter in own.items()}
+        for record, own in zip(records, parameters, strict=True)
+    ]
     labels = {}
-    for record in records:
-        defense = record.config.defense
-        words = [] if defense.control is None else [f"{defense.control.name}={defense.control.value:g}"]
-        for name, parameter in known(record).items():
-            if len(seen[defense.id, name]) > 1 and (defense.control is None or name != defense.control.name):
-                words.append(f"{name}={parameter}")
+    for record, differing in zip(records, _differing(named), strict=True):
+        control = record.config.defense.control
+        words = [] if control is None else [f"{control.name}={control.value:g}"]
+        words += [f"{name}={v}" for (_, name), v in differing.items() if control is None or name != control.name]
         words += [f"({record.config.role})"] if record.config.role else []
         labels[record.cell_id] = " ".join(words)
     return labels
@@ -71,6 +66,11 @@ def figure_text(record: Figured | None, name: str, form: str, unit: str = "") ->
 def decibels(record: Figured | None) -> str:
     """Return a median PSNR with its interval."""
     return figure_text(record, "psnr_median", ".1f", " dB")
+
+
+def capitalized(text: str) -> str:
+    """Return a sentence with a capital first letter."""
+    return text[:1].upper() + text[1:]
 
 
 def attack_at(attack: str, control: str) -> str:
@@ -118,11 +118,8 @@ def evaluation_words(key: Key) -> str:
 
 def evaluation_titles(keys: Iterable[Key]) -> dict[Key, str]:
     """Return evaluations in words; equal texts get their differences appended."""
-    words: dict[str, list[Key]] = {}
-    for key in keys:
-        words.setdefault(evaluation_words(key), []).append(key)
     titles: dict[Key, str] = {}
-    for text, alike in words.items():
+    for text, alike in grouped(keys, evaluation_words).items():
         more = key_differences(alike)
         for number, key in enumerate(sorted(alike, key=Key.text), start=1):
             other = more[key] or (f"the {number}. of {len(alike)} data sets or suites of these names")
@@ -135,15 +132,17 @@ def key_differences(rows: Sequence[Key]) -> dict[Key, str]:
 
     Parameters are compared among the keys of one defense; defense and control value are left out.
     """
+    differing = zip(rows, _differing([_values(key) for key in rows]), strict=True)
+    return {key: ", ".join(_word(name, value) for (_, name), value in some.items()) for key, some in differing}
+
+
+def _differing(rows: Sequence[dict[tuple[str, str], Scalar]]) -> list[dict[tuple[str, str], Scalar]]:
+    """Return of each row the values of those names that have several over all rows."""
     seen: dict[tuple[str, str], set[Scalar]] = defaultdict(set)
-    values_of = {key: _values(key) for key in rows}
-    for some in values_of.values():
-        for name, value in some.items():
+    for row in rows:
+        for name, value in row.items():
             seen[name].add(value)
-    return {
-        key: ", ".join(_word(name[1], value) for name, value in some.items() if len(seen[name]) > 1)
-        for key, some in values_of.items()
-    }
+    return [{name: value for name, value in row.items() if len(seen[name]) > 1} for row in rows]
 
 
 def _values(key: Key) -> dict[tuple[str, str], Scalar]:

@@ -43,7 +43,7 @@ from ppbench.records.sources import source_digest, warn_changed
 from ppbench.records.store import Store
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.findings import Verdict
-from ppbench.report.leak import skipped_searches, solved_sentence
+from ppbench.report.leak import skipped_sentences, solved_sentence
 from ppbench.report.page.board import up_to_date, write_board
 from ppbench.report.page.headline import Answer, answer_of
 from ppbench.report.verdict import verdicts
@@ -164,8 +164,7 @@ class Evaluation(RunResult):
     def left_out(self) -> tuple[str, ...]:
         """Attacks that cannot run; searches skipped as nothing is left to find, or as `none` withstands them too."""
         solved = solved_sentence(self.records) if "quick" in self.config.attacks else None
-        skipped = [one.sentence for one in skipped_searches(self.config.defense, self.records)]
-        return *self.inapplicable, *filter(None, [solved]), *skipped
+        return *self.inapplicable, *filter(None, [solved]), *skipped_sentences(self.config.defense, self.records)
 
 
 @guard()

@@ -15,12 +15,13 @@ import scipy
 
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.recognition import is_reidentified
-from ppbench.records.schema import Record, Score
+from ppbench.records.figure import grouped
+from ppbench.records.schema import Record
 from ppbench.report.compare.join import RowPair, Where
 from ppbench.report.compare.judge import SIGNIFICANCE, ComparedRow, printable, scenes_of
 from ppbench.report.compare.paired import Change
 from ppbench.report.controls import BELIED, CONTROLS
-from ppbench.report.worst import Measured, cell_of
+from ppbench.report.worst import cell_of
 
 SAME_UPLOAD = 1e-4
 """Relative difference of two discrepancies at the truth up to which they are those of one upload."""
@@ -86,7 +87,8 @@ def _point(where: Where) -> Where:
 def _units(some: Sequence[RowPair], worst: RowPair) -> Iterator[UnitPair]:
     """Yield the units of one scene; those whose scores name no client are left out."""
     for place, seed in enumerate(worst.seeds):
-        sides = [_by_unit(side[place]) for side in (worst.base, worst.new)]
+        named = ([s for s in side[place].victims if s.slot is not None] for side in (worst.base, worst.new))
+        sides = [grouped(victims, lambda score: score.unit) for victims in named]
         prints = [[_fingerprints(cell_of(side)) for side in (p.base[place], p.new[place])] for p in some]
         modality, batch = modality_of(worst.base[place].config), worst.where.batch
         for unit in sides[0].keys() & sides[1].keys():
@@ -99,14 +101,6 @@ def _units(some: Sequence[RowPair], worst: RowPair) -> Iterator[UnitPair]:
             fell, falls = (share >= 0.5 for share in taken)
             same = any(known) if known else None
             yield UnitPair((seed, batch, *unit), fell, falls, rebuilt, amounts[0], amounts[1], same)
-
-
-def _by_unit(measured: Measured) -> dict[tuple[int, ...], list[Score]]:
-    units = defaultdict[tuple[int, ...], list[Score]](list)
-    for score in measured.victims:
-        if score.slot is not None:
-            units[score.unit].append(score)
-    return units
 
 
 def _fingerprints(record: Record) -> dict[tuple[int, ...], float]:

@@ -18,21 +18,10 @@ import scipy
 from ppbench.metrics.intervals import CONFIDENCE, REPLICATES, Floats
 from ppbench.metrics.spec import Rule
 from ppbench.questions.base import DistanceLaw, question_for, question_of
-from ppbench.records.figure import leakage_value
+from ppbench.records.figure import grouped, leakage_value
 from ppbench.records.schema import MODEL_METRICS, Record, Utility
 from ppbench.report.compare import paired
 from ppbench.report.compare.join import EqualFacts, Joined, RowPair, Where, equal_facts, notes
-from ppbench.report.compare.paired import (
-    ALL_RULES,
-    TRAINED_STAGES,
-    Change,
-    change,
-    model_figure,
-    rules_for,
-    sample_of,
-    unchanged,
-    with_luck,
-)
 from ppbench.report.frame import MODEL, POINT, Key, key_of
 from ppbench.report.worst import Measured, cell_of, worst_case
 
@@ -58,7 +47,7 @@ class ComparedRow:
     metric: str
     subset: str
     status: RowStatus
-    change: Change | None
+    change: paired.Change | None
     tolerance: float
     note: str
     record: Record
@@ -120,7 +109,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def unjudged_row(pair: RowPair, rule: Rule, change: Change | None, note: str) -> ComparedRow:
+def unjudged_row(pair: RowPair, rule: Rule, change: paired.Change | None, note: str) -> ComparedRow:
     """Return a row without a verdict; without a change it is missing from NEW. The note names versions."""
     one, two = pair.base[0].config.edition, pair.new[0].config.edition
     notes = [note, pair.note, "" if one == two else f"version {one} -> {two}"]
@@ -143,12 +132,9 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def judged_rows(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
     """Return the rows with verdicts; Holm's correction is over the estimated changes of each family of each defense."""
-    families = defaultdict[tuple[str, bool], list[int]](list)
-    for place, row in enumerate(rows):
-        if row.change is not None and not row.change.certain:
-            families[row.where.defense, row.headline].append(place)
+    estimated = [place for place, row in enumerate(rows) if row.change is not None and not row.change.certain]
     corrected = list(rows)
-    for places in families.values():
+    for places in grouped(estimated, lambda place: (rows[place].where.defense, rows[place].headline)).values():
         adjusted = holm([change.p for place in places if (change := rows[place].change) is not None])
         for place, p in zip(places, adjusted, strict=True):
             corrected[place] = replace(rows[place], adjusted=p, family=len(places))
@@ -173,13 +159,13 @@ def _verdict(row: ComparedRow) -> ComparedRow:
     return replace(row, status=status, needed=_needed(change, row.tolerance, row.adjusted))
 
 
-def _seeing(change: Change, family: int) -> int:
+def _seeing(change: paired.Change, family: int) -> int:
     """Return how many victims could decide a blind row; each further unit halves its least p-value."""
     more = math.floor(math.log2(change.floor * family / SIGNIFICANCE)) + 1
     return math.ceil(change.n * (change.units + more) / change.units)
 
 
-def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | None:
+def _needed(change: paired.Change, tolerance: float, adjusted: float | None) -> int | None:
     """Return how many victims would decide a row if the estimate were exact; None beyond `MOST_VICTIMS`."""
     shared = _Z_ONE_ROW * change.luck  # what is not luck of training shrinks with the root of n
     if change.worse < tolerance:
@@ -206,8 +192,9 @@ def rows_of(joined: Joined) -> list[ComparedRow]:
     """Return every row, not yet judged; rows without an attack are headlines, except for CAPs, one per attack."""
     chosen = headlines(joined.pairs)
     rows = [row for pair, names in zip(joined.pairs, chosen, strict=True) for row in _cells(pair, names)]
-    everything = frozenset(rule.metric for rule in ALL_RULES)
-    rows += [row for pair in worst_cases(joined.pairs) for row in _cells(pair, everything)]
+    everything = frozenset(rule.metric for rule in paired.ALL_RULES)
+    worst = [worst for some, worst in scenes_of(joined.pairs) if len(some) > 1]  # a lone attack is its own worst case
+    rows += [row for pair in worst for row in _cells(pair, everything)]
     for trained in _trainings(joined.pairs):
         rows += [replace(row, headline=True) for row in (*_utilities(trained), *_epsilons(trained))]
     rows += cap_rows(joined)
@@ -217,7 +204,7 @@ def rows_of(joined: Joined) -> list[ComparedRow]:
 
 def _cells(pair: RowPair, headline: frozenset[str]) -> Iterator[ComparedRow]:
     """Yield a row for each judged metric that BASELINE has in every seed; headline: metrics of headlines."""
-    for rule in rules_for(pair.base[0]):
+    for rule in paired.rules_for(pair.base[0]):
         if all((metric := r.metric(rule.metric)) is not None and metric.value is not None for r in pair.base):
             yield replace(_cell(pair, rule), headline=rule.metric in headline)
 
@@ -232,9 +219,9 @@ def _cell(pair: RowPair, rule: Rule) -> ComparedRow:
     if rule.form == "epsilon" and any(one != two for one, two in deltas):
         note = f"delta is {deltas[0][0]}, NEW has {deltas[0][1]}"
         return replace(unjudged_row(pair, rule, None, note), status="incomparable")
-    estimated = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
-    luck = rule.luck if pair.where.stage in TRAINED_STAGES else 0.0
-    return unjudged_row(pair, rule, with_luck(estimated, luck, len(pair.seeds)), "")
+    estimated = paired.change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
+    luck = rule.luck if pair.where.stage in paired.TRAINED_STAGES else 0.0
+    return unjudged_row(pair, rule, paired.with_luck(estimated, luck, len(pair.seeds)), "")
 
 
 def _trainings(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
@@ -257,7 +244,7 @@ def _utilities(pair: RowPair) -> Iterator[ComparedRow]:
         rule = metric.rule
         if rule is None or (metric.unless and getattr(pair.base[0].utility, metric.unless) is not None):
             continue  # a classifier is judged by accuracy
-        sides = [[model_figure(record.utility, name) for record in side] for side in (pair.base, pair.new)]
+        sides = [[paired.model_figure(record.utility, name) for record in side] for side in (pair.base, pair.new)]
         base, new = ([level for level in side if level is not None] for side in sides)
         if len(base) < len(pair.seeds):
             continue
@@ -265,12 +252,14 @@ def _utilities(pair: RowPair) -> Iterator[ComparedRow]:
         if metric.relative:
             rule = replace(rule, tolerance=rule.tolerance * mean, luck=rule.luck * mean)
         if len(new) < len(base):
-            reason = next((r.utility.reason for r in pair.new if model_figure(r.utility, name) is None), None)
+            reason = next((r.utility.reason for r in pair.new if paired.model_figure(r.utility, name) is None), None)
             yield unjudged_row(pair, rule, None, f"not in NEW: {reason}")
         elif all(a.utility.agrees(b.utility) for a, b in zip(pair.base, pair.new, strict=True)):
-            yield unjudged_row(pair, rule, unchanged(mean, sum(b.n for b in base), "equal utility"), "")
+            yield unjudged_row(pair, rule, paired.unchanged(mean, sum(b.n for b in base), "equal utility"), "")
         else:
-            yield unjudged_row(pair, rule, with_luck(paired.unpaired(base, new, rule.safer), rule.luck, len(base)), "")
+            yield unjudged_row(
+                pair, rule, paired.with_luck(paired.unpaired(base, new, rule.safer), rule.luck, len(base)), ""
+            )
 
 
 def _epsilons(pair: RowPair) -> Iterator[ComparedRow]:
@@ -291,7 +280,7 @@ def _epsilons(pair: RowPair) -> Iterator[ComparedRow]:
         one, two = float(np.mean(ours)), float(np.mean(theirs))
         worse = two - one
         yield unjudged_row(
-            pair, rule, Change(one, two, worse, worse, worse, 1.0, len(ours), "as stated", certain=True), ""
+            pair, rule, paired.Change(one, two, worse, worse, worse, 1.0, len(ours), "as stated", certain=True), ""
         )
 
 
@@ -299,13 +288,12 @@ def _epsilons(pair: RowPair) -> Iterator[ComparedRow]:
 def cap_rows(joined: Joined) -> Iterator[ComparedRow]:
     """Yield the change of the CAP of every series of control values that is complete on both sides."""
     broken = {replace(left.where, value=None) for left in joined.left if left.status != "new"}
-    series = defaultdict[tuple[Where, EqualFacts, tuple[int, ...]], list[RowPair]](list)
-    for pair in joined.pairs:
-        where = replace(pair.where, value=None)
-        if where.control and where not in broken:
-            series[where, equal_facts(pair.base[0].config), pair.seeds].append(pair)
-    for (where, _, seeds), some in series.items():
-        if len(some) > 1:
+
+    def series(pair: RowPair) -> tuple[Where, EqualFacts, tuple[int, ...]]:
+        return replace(pair.where, value=None), equal_facts(pair.base[0].config), pair.seeds
+
+    for (where, _, seeds), some in grouped(joined.pairs, series).items():
+        if len(some) > 1 and where.control and where not in broken:
             yield from _cap(RowPair(where, seeds, some[0].base, some[0].new, notes(some)), some)
 
 
@@ -322,16 +310,22 @@ def _cap(shown: RowPair, some: Sequence[RowPair]) -> Iterator[ComparedRow]:
     if any(r.utility.accuracy is None or (m := r.metric(metric)) is None or m.value is None for c in cells for r in c):
         return
     row = Rule(
-        "cap", "cap", "all", "mean", CAP, True, CAP_LUCK if shown.where.stage in TRAINED_STAGES else UNTRAINED_LUCK
+        "cap",
+        "cap",
+        "all",
+        "mean",
+        CAP,
+        True,
+        CAP_LUCK if shown.where.stage in paired.TRAINED_STAGES else UNTRAINED_LUCK,
     )
     n = sum(len(r.victims) for r, _ in cells)
     worse, base, new = _cap_resamples(some, rule, law, f"{shown.where} cap")
     if all(_agree(a, b) for a, b in cells):
-        yield unjudged_row(shown, row, unchanged(base, n), "")
+        yield unjudged_row(shown, row, paired.unchanged(base, n), "")
         return
-    units = sum(len(sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
+    units = sum(len(paired.sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
     estimated = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {REPLICATES}")
-    yield unjudged_row(shown, row, with_luck(estimated, row.luck, len(shown.seeds)), "")
+    yield unjudged_row(shown, row, paired.with_luck(estimated, row.luck, len(shown.seeds)), "")
 
 
 def _agree(base: Measured, new: Measured) -> bool:
@@ -350,7 +344,7 @@ def _cap_resamples(some: Sequence[RowPair], rule: Rule, law: DistanceLaw, key: s
         caps = []
         for pair in some:
             one, two = pair.base[place], pair.new[place]
-            distances = paired.replicated(sample_of(one, two, rule), rule, paired.generator_of(f"{key} {place}"))
+            distances = paired.replicated(paired.sample_of(one, two, rule), rule, paired.generator_of(f"{key} {place}"))
             equal = one.utility.agrees(two.utility)
             accuracies = [_accuracies(r.utility, luck[0 if equal else side]) for side, r in enumerate((one, two))]
             caps.append([a * law.of(d) for a, d in zip(accuracies, distances, strict=True)])
@@ -372,12 +366,12 @@ _Point = tuple[Where, Key, tuple[int, ...], str]
 
 def _points(pairs: Sequence[RowPair]) -> dict[_Point, list[int]]:
     """Return the indices in `pairs` of the attacks of one kind on each point."""
-    points = defaultdict[_Point, list[int]](list)
-    for number, pair in enumerate(pairs):
-        key = key_of(pair.base[0].config)
-        where = replace(pair.where, attack="", follows="")
-        points[where, key.only(POINT), pair.seeds, key.question].append(number)
-    return points
+
+    def point(place: int) -> _Point:
+        pair, key = pairs[place], key_of(pairs[place].base[0].config)
+        return replace(pair.where, attack="", follows=""), key.only(POINT), pair.seeds, key.question
+
+    return grouped(range(len(pairs)), point)
 
 
 def scenes_of(pairs: Sequence[RowPair]) -> Iterator[tuple[list[RowPair], RowPair]]:
@@ -396,13 +390,6 @@ def scenes_of(pairs: Sequence[RowPair]) -> Iterator[tuple[list[RowPair], RowPair
             yield some, RowPair(where, seeds, base, new, notes(some))
 
 
-def worst_cases(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
-    """Yield the worst case of each point over the reconstruction attacks on both sides, where there are several."""
-    for some, worst in scenes_of(pairs):
-        if len(some) > 1:
-            yield worst
-
-
 def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:
     """Return the metrics of each pair that are headlines.
 
@@ -413,7 +400,7 @@ def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:
     for (_, _, _, kind), places in _points(pairs).items():
         if question_of(kind).inputs:
             if len(places) == 1:
-                metrics[places[0]] = frozenset(rule.metric for rule in ALL_RULES)
+                metrics[places[0]] = frozenset(rule.metric for rule in paired.ALL_RULES)
             continue
         rules = sorted(question_of(kind).all_rules, key=lambda rule: not rule.first)
         names = [rule.metric for rule in rules]
@@ -426,7 +413,7 @@ def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:
 
 def _leaked(records: Sequence[Measured], name: str) -> float | None:
     """Return the leak by a judged metric, the mean over seeds; None where a seed lacks it."""
-    if all(rule.metric != name for rule in rules_for(records[0])):
+    if all(rule.metric != name for rule in paired.rules_for(records[0])):
         return None
     metrics = [record.metric(name) for record in records]
     known = [leakage_value(metric) for metric in metrics if metric is not None and metric.value is not None]

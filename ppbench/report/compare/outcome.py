@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppbench.base.errors import Exit, UsageError, first_of
 from ppbench.records.archive import files_of
+from ppbench.records.figure import grouped
 from ppbench.records.run_files import Soundness, soundness_of
 from ppbench.records.schema import MODEL_METRICS, Record
 from ppbench.records.sources import SOURCES_FILE
@@ -95,10 +96,7 @@ class Comparison:
 
 def doubts_of(rows: Sequence[ComparedRow]) -> list[str]:
     """Return a sentence for each defense or control that looks worse undecidably, or of which nothing was judged."""
-    defenses = defaultdict[str, list[ComparedRow]](list)
-    for row in rows:
-        if row.status != "new":
-            defenses[row.where.defense].append(row)
+    defenses = grouped((row for row in rows if row.status != "new"), lambda row: row.where.defense)
     doubts = [line for name, some in sorted(defenses.items()) for line in (*_blind(some), *_unjudged(name, some))]
     if not defenses.keys() - set(CONTROLS):
         doubts.append("Nothing was judged: BASELINE holds no cell of the defense, or only controls.")

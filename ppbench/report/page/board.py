@@ -17,10 +17,10 @@ from ppbench.questions.base import missing_sentences
 from ppbench.records.run_files import Origin, origin_of, soundness_of, time_of
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
-from ppbench.report.controls import Check, check_harness
+from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.boards import boards_of, csv_text, defense_sentences, judged_evaluations, worst_csv, write_csv
+from ppbench.report.page.boards import boards_of, csv_text, defense_sentences, judged_evaluations, tolerant, worst_csv
 from ppbench.report.page.profiles import PaperClaims
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def up_to_date(store: Store, claims: PaperClaims) -> bool:
     if not store.csv_path.is_file() or not store.html_path.is_file() or not worst.is_file():
         return False
     with loaded_records(store) as (records, problems):
-        sound = _harness(store, problems).ok is not False
+        sound = check_harness(tolerant(soundness_of, problems)(store)).ok is not False
         if problems:
             return False
         frame = frame_of(records)
@@ -101,7 +101,8 @@ def _write(store: Store, records: Sequence[Record], problems: list[str], claims:
     write_atomic(store.html_path, page.html().encode())
     worst = store.out / WORST_CASE
     write_atomic(worst, worst_csv(page.boards).encode())
-    write_csv(records, store.csv_path, claims=claims.words, boards=page.boards)  # last: it marks the board as complete
+    table = csv_text(records, claims.words, page.boards)
+    write_atomic(store.csv_path, table.encode())  # last: it marks the board as complete
     return Written((store.html_path, store.csv_path, worst), tuple(drawn), tuple(problems))
 
 
@@ -109,7 +110,7 @@ def page_of(store: Store, records: Sequence[Record], problems: list[str], claims
     """Return the page of a folder's readable records, not drawn yet; `problems`, to which it adds, stand on it."""
     from ppbench.report.page.html import Page
 
-    harness = _harness(store, problems)
+    harness = check_harness(tolerant(soundness_of, problems)(store))
     sound = harness.ok is not False  # where it is unknown, the controls count alone, and the page says so
     records = frame_of(records)
     evaluations = judged_evaluations(records, sound)
@@ -126,23 +127,5 @@ def page_of(store: Store, records: Sequence[Record], problems: list[str], claims
         evaluations=evaluations,
         problems=problems,
         bare=store.bare,
-        origin=_origin(store, problems),
+        origin=tolerant(origin_of, problems)(store) or Origin(),
     )
-
-
-def _origin(store: Store, problems: list[str]) -> Origin:
-    """Return the origin of the folder's results; adds a sentence to `problems` if it cannot be read."""
-    try:
-        return origin_of(store)
-    except UsageError as error:
-        problems.append(str(error))
-        return Origin()
-
-
-def _harness(store: Store, problems: list[str]) -> Check:
-    """Return the check of the folder's self-test; adds a sentence to `problems` if it cannot be read."""
-    try:
-        return check_harness(soundness_of(store))
-    except UsageError as error:
-        problems.append(str(error))
-        return check_harness(None)

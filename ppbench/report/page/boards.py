@@ -7,19 +7,17 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from ppbench.base.files import write_atomic
+from ppbench.base.errors import UsageError
 from ppbench.metrics.modality import modality_of
-from ppbench.metrics.spec import MetricSpec
+from ppbench.metrics.spec import INTERVAL, MetricSpec
 from ppbench.questions.base import MissingQuestion, Question, question_for, question_of, questions
-from ppbench.records.figure import best, leakage_value
+from ppbench.records.figure import best, grouped, leakage_value
 from ppbench.records.schema import Metric, Record, Utility
 from ppbench.report.cap import STRAY_DISTANCE, STRAY_MARK, caps, record_distance, strays
 from ppbench.report.columns import (
     CELLS,
-    ENDS,
     KEY,
     OTHER_HEADLINE,
     PLAIN_METRICS,
@@ -38,7 +36,25 @@ from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leaks_of
 from ppbench.report.learning import USABLE, is_usable, learning_of, points_lost
 from ppbench.report.verdict import verdicts
-from ppbench.report.words import STAGE_ORDER, evaluation_titles, evaluation_words, key_differences
+from ppbench.report.words import STAGE_ORDER, capitalized, evaluation_titles, evaluation_words, key_differences
+
+_Source = TypeVar("_Source")
+_Read = TypeVar("_Read")
+
+
+def tolerant(read: Callable[[_Source], _Read | None], problems: list[str]) -> Callable[[_Source], _Read | None]:
+    """Return `read` with None instead of UsageError, whose sentence is added to `problems`, once."""
+
+    def read_or_none(source: _Source) -> _Read | None:
+        try:
+            return read(source)
+        except UsageError as error:
+            if str(error) not in problems:
+                problems.append(str(error))
+            return None
+
+    return read_or_none
+
 
 # -- The table of all cells, one row per cell, and its CSV file; columns: `report.columns` --
 
@@ -66,9 +82,9 @@ def table_rows(records: Sequence[Record], claims: Claims = no_claims, boards: Se
     boards: those of `records`, for the ranks of the cells' rows; no ranks without.
     """
     cells = frame_of(records)
-    series, costs, ranks = caps(cells), relative_costs(cells), ranks_of(boards)
+    main, unit, costs, ranks = caps(cells), caps(cells, 1), relative_costs(cells), ranks_of(boards)
     described = [
-        column_roots(cells.key(r), r, cap=series[r.cell_id].main, unit=series[r.cell_id].unit, ratios=costs[r.cell_id])
+        column_roots(cells.key(r), r, cap=main[r.cell_id], unit=unit.get(r.cell_id), ratios=costs[r.cell_id])
         | {"claimed": claims(r)}
         for r in cells
     ]
@@ -154,18 +170,11 @@ def csv_text(records: Sequence[Record], claims: Claims = no_claims, boards: Sequ
     buffer, more = io.StringIO(), [spec.name for spec in foreign_metrics(records)]
     own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in ("", *ENDS))])
+    writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in INTERVAL)])
     for row in table_rows(records, claims, boards):
         others = [value for name in more for value in own[str(row["cell_id"])].get(name, (None,) * 3)]
         writer.writerow([csv_field(value) for value in (*row.values(), *others)])
     return buffer.getvalue()
-
-
-def write_csv(
-    records: Sequence[Record], path: Path, *, claims: Claims = no_claims, boards: Sequence[Board] = ()
-) -> None:
-    """Write the CSV to `path`, completely or not at all. Raises UsageError where it cannot be written."""
-    write_atomic(path, csv_text(records, claims, boards).encode())
 
 
 COSTLY = "costs accuracy"
@@ -222,13 +231,12 @@ def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
     marked = []
     for entry in entries:
         whole = undefended.get(entry.key.only(EVALUATION))
-        clause = "" if whole is None or entry.role == "control" else learning_of(whole).clause
-        usable = None if whole is None else is_usable([entry.sample.utility], [whole])
-        if clause:
-            title = f"{clause[0].upper()}{clause[1:]}, so no setting can be called usable: not ranked."
-            entry = replace(entry, badges=(*entry.badges, Badge(UNLEARNED, "warning", title)))
-        elif entry.role == "compared" and whole is not None and usable is False:
-            entry = replace(entry, badges=(*entry.badges, _costly(entry.sample.utility, whole)))
+        if whole is not None and entry.role == "compared":
+            if clause := learning_of(whole).clause:
+                title = f"{capitalized(clause)}, so no setting can be called usable: not ranked."
+                entry = replace(entry, badges=(*entry.badges, Badge(UNLEARNED, "warning", title)))
+            elif is_usable([entry.sample.utility], [whole]) is False:
+                entry = replace(entry, badges=(*entry.badges, _costly(entry.sample.utility, whole)))
         marked.append(entry)
     return marked
 
@@ -289,9 +297,8 @@ def _headline(entry: Entry, name: str) -> Metric | None:
 def _order(entry: Entry, name: str) -> tuple[int, float, str, float]:
     """Return the sort key: `none`, then the least leaking first, rows without a figure, `full_noise`."""
     metric = _headline(entry, name) or (None if entry.labels is None else entry.labels.metric("label_accuracy"))
-    leaked = float("inf") if metric is None or metric.value is None else leakage_value(metric)
     place = {"none": 0, "full_noise": 2}.get(entry.defense.id, 1)
-    return place, leaked, entry.defense.id, entry.key.value or 0.0
+    return place, leakage_value(metric, float("inf")), entry.defense.id, entry.key.value or 0.0
 
 
 # -- ranks: the least leaking first; rows whose intervals overlap share them -----------------------------------------
@@ -447,9 +454,7 @@ def defense_sentences(evaluations: Sequence[JudgedEvaluation]) -> list[DefenseSe
     known = Knowledge.of(record for one in evaluations for record in one.records)
     for one in evaluations:
         words = one.about if len(evaluations) > 1 else ""
-        by: dict[str, list[Record]] = {}
-        for record in one.records if one.reliable else ():
-            by.setdefault(record.config.defense.id, []).append(record)
+        by = grouped(one.records if one.reliable else (), lambda record: record.config.defense.id)
         vouching = [record for control in CONTROLS for record in by.pop(control, [])]
         for name in sorted(by):
             about_it = verdicts(name, one.records.of([*vouching, *by[name]]), known)

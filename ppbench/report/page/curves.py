@@ -25,12 +25,12 @@ from ppbench.questions.images import reached
 from ppbench.questions.membership import halves
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.cap import STRAY_MARK, UNLEARNT, Cap, PpcPoint, SeriesCap, ppc_point
+from ppbench.report.cap import STRAY_MARK, UNLEARNT, Cap, PpcPoint, ppc_point
 from ppbench.report.controls import CONTROLS
 from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import TRAINED
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.figures import INK, Plot, tip
+from ppbench.report.page.figures import INK, MARKERS, Plot, tip
 from ppbench.report.page.sections import board_title, weights_words
 
 PANELS = 6
@@ -245,7 +245,6 @@ def _figure(width: float, height: float, rows: int) -> Figure:
 
 # -- One figure per board: each setting's worst case over its accuracy --
 
-_MARKERS = "os^Dv<>Ph*"
 FigureInterval = tuple[float, float, float]
 """A figure, and the low and high end of its 95 % interval."""
 
@@ -292,7 +291,7 @@ class Tradeoff:
         for index, name in enumerate(names):
             some = [one for one in self.settings if one.series == name]
             look: dict[str, Any] = {"color": INK if name in CONTROLS else palette[index % len(palette)]}
-            look |= dict(marker=_MARKERS[index % len(_MARKERS)], markersize=5, linewidth=0.8, linestyle=":")
+            look |= dict(marker=MARKERS[index % len(MARKERS)], markersize=5, linewidth=0.8, linestyle=":")
             xs, ys = [one.accuracy[0] for one in some], [one.leak[0] for one in some]
             ends: dict[str, Any] = {
                 "xerr": _ends([one.accuracy for one in some]),
@@ -433,7 +432,7 @@ class Ppc:
 
     def _distances(self, axis: Any, index: int, line: AttackLine) -> None:
         palette = seaborn.color_palette("colorblind")
-        color, marker = palette[(index + 1) % len(palette)], _MARKERS[index % len(_MARKERS)]
+        color, marker = palette[(index + 1) % len(palette)], MARKERS[index % len(MARKERS)]
         label = f"{line.attack[:40]} ({'adaptive' if line.adaptive else 'plain'})"
         values = [(p, self.distance, p.distance.value, p.distance.low, p.distance.high) for p in line.points]
         look = dict(color=color, marker=marker, markersize=5, linewidth=1.5, label=label)
@@ -446,8 +445,8 @@ class Ppc:
         """Draw values with their intervals and tooltips."""
         shown = sorted(values, key=lambda value: self.at(value[0]))
         places, heights = [self.at(point) for point, *_ in shown], [value for _, _, value, _, _ in shown]
-        ends = [(v - (v if low is None else low), (v if high is None else high) - v) for _, _, v, low, high in shown]
-        drawn = axis.errorbar(places, heights, yerr=np.abs(np.array(ends, dtype=np.float64)).T, capsize=2, **look)
+        ends = _ends([_span(v, low, high) for _, _, v, low, high in shown])
+        drawn = axis.errorbar(places, heights, yerr=ends, capsize=2, **look)
         tip(drawn.lines[0], about, (head + self._words(*value) for value in shown))
 
     def _words(self, point: PpcPoint, name: str, value: float, low: float | None, high: float | None) -> str:
@@ -504,11 +503,11 @@ def _line_name(entry: Entry, record: Record) -> str:
     return f"{name}, {entry.differs}" if entry.differs else name
 
 
-def line_caps(board: Board, series: Mapping[str, SeriesCap]) -> dict[tuple[str, str], dict[str, Cap]]:
+def line_caps(board: Board, series: Mapping[str, Cap]) -> dict[tuple[str, str], dict[str, Cap]]:
     """Return the CAP of every line of a board's figures by its name, for each defense and distance."""
     by_line: dict[tuple[str, str], dict[str, Cap]] = defaultdict(dict)
     for entry in board.entries:
         for record in entry.records if entry.defense.control is not None else ():
-            cap = series[record.cell_id].main
+            cap = series[record.cell_id]
             by_line[entry.defense.id, cap.distance][_line_name(entry, record)] = cap
     return by_line

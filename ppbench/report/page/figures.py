@@ -1,4 +1,4 @@
-"""Drawing of all figures, as SVG and PNG; the plots are in `ppc`, `curves`, `played` and `tradeoff`.
+"""Drawing of all figures, as SVG and PNG; the plots are in `curves` and `html`.
 
 Equal input gives equal bytes: no dates, no process-wide state, ids from a fixed salt. Names are drawn as plain text,
 never as formulas. A figure is the same in a file and on the page.
@@ -20,6 +20,8 @@ from matplotlib.lines import Line2D
 
 INK = "#010203"
 """Color of text and axes; the inline form replaces it by `currentColor`, so that it reads on dark pages too."""
+MARKERS = "os^Dv<>Ph*"
+"""Markers of the series of a figure, in order."""
 DPI = 150
 """Dots per inch of PNGs."""
 STYLE: Final[Any] = {

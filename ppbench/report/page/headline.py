@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppbench.base.errors import count_of, listed
-from ppbench.records.figure import best, leakage_value
+from ppbench.records.figure import best, grouped, leakage_value
 from ppbench.records.schema import Record
 from ppbench.report.controls import Check, value
 from ppbench.report.costs import CostRow, TimesOf, cost_rows
@@ -19,6 +19,7 @@ from ppbench.report.page.boards import JudgedEvaluation, boards_of, judged_evalu
 from ppbench.report.page.overview import Overview, Standing, overviews
 from ppbench.report.page.trust import Trust, trust_of
 from ppbench.report.setting import RECOVERED, Setting, Tone, reason_of
+from ppbench.report.words import capitalized
 
 HeadlineFate = Literal["fall", "exposed", "partly", "refuted", "stand", "open", "unlearned", "useless"]
 
@@ -60,7 +61,7 @@ class HeadlineRow:
         if setting.judgement.fate != "falls":
             stands = setting.judgement.fate == "stands"
             return "unlearned" if self.table.unlearned else "stand" if stands else "open"
-        if setting.refuted and not (setting.leak is not None and setting.leak.falls):
+        if setting.refutation and not (setting.leak is not None and setting.leak.falls):
             return "refuted"
         if setting.judgement.seeds < setting.seeds:
             return "partly"
@@ -89,7 +90,8 @@ def costs_alone(tables: Sequence[Overview]) -> bool:
 def _costs(rows: Sequence[HeadlineRow]) -> str:
     """Return a sentence on the least and the largest ratio of uploads to the undefended, "" where none was measured."""
     settings = [row.standing.value for row in rows]
-    uploads = [(v.cost.ratios.up, v.entry.defense.id) for v in settings if v.cost and v.cost.ratios.up]
+    paid = [(v.shown.cost, v.entry.defense.id) for v in settings]
+    uploads = [(cost.ratios.up, name) for cost, name in paid if cost and cost.ratios.up]
     if not uploads:
         return ""
     (least, first), (most, last) = min(uploads), max(uploads)
@@ -115,7 +117,7 @@ def _one(row: HeadlineRow) -> Headline:
     if leak is None or setting.judgement.fate is None:
         return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
     if fate in ("fall", "exposed", "partly"):
-        refuted = "; its epsilon is refuted" if setting.refuted else ""
+        refuted = "; its epsilon is refuted" if setting.refutation else ""
         words = f"{name} falls{_in_seeds(setting)}{_everywhere(row)}: {leak.noun} {leak.level}{_figures(setting)}"
         named = where if _everywhere(row) and row.setting not in _everywhere(row) else ""
         return Headline(f"{words}{named}{_beside(setting)}{refuted}{_others(row)}{end}", "error")
@@ -155,7 +157,7 @@ def _others(row: HeadlineRow) -> str:
     shown = [v for v in others if v.leak is not None and v.leak.falls]
     words, own = "", setting.judgement.fate == "falls" and row.fate != "useless"
     if shown:
-        worst = max(shown, key=lambda v: (SEVERITY[v.leak.level], _amount(v)))  # type: ignore[union-attr]  # shown
+        worst = max(shown, key=lambda v: (SEVERITY[v.leak.level], leakage_value(v.metric)))  # type: ignore[union-attr]  # shown
         assert worst.leak is not None
         at = f" at {len(shown)} of {number} settings" if number > 1 else ""
         if not own:
@@ -181,12 +183,6 @@ def _is_far_worse(one: Setting, other: Setting) -> bool:
 
 def _control(setting: Setting) -> str:
     return setting.entry.control.replace(" = ", "=")
-
-
-def _amount(setting: Setting) -> float:
-    """Return how much of inputs leaks, larger is more: dB of images, minus the relative error of rows."""
-    metric = setting.metric
-    return -float("inf") if metric is None or metric.value is None else leakage_value(metric)
 
 
 def _amount_words(setting: Setting) -> str:
@@ -293,7 +289,7 @@ def _at(count: int, number: int) -> str:
 
 def _at_level(settings: Sequence[Setting], number: int) -> str:
     """Return "rebuilt at 2 of 3 settings, 46 dB at sigma=0.01" on the settings of one level, with the largest leak."""
-    worst = max(settings, key=_amount)
+    worst = max(settings, key=lambda v: leakage_value(v.metric))
     assert worst.leak is not None
     at = _at(len(settings), number)
     figures = _figures(worst) if worst.leak.falls else ""
@@ -322,9 +318,7 @@ but: qualifiers, such as what the standing ones give away.
 
 def _many(rows: Sequence[HeadlineRow]) -> Headline:
     """Return the headline on several rows: how many defenses fall, stand, or are undecided over all evaluations."""
-    by_name: dict[str, list[HeadlineRow]] = {}
-    for row in rows:
-        by_name.setdefault(row.name, []).append(row)
+    by_name = grouped(rows, lambda row: row.name)
     groups: dict[tuple[HeadlineFate, str], list[str]] = {}
     for name, some in by_name.items():
         fate = _together({row.fate for row in some})
@@ -354,8 +348,7 @@ def _unlearned(tables: Iterable[Overview]) -> str:
         return ""
     first = unlearned[0]
     where = "" if len(every) == 1 else f" in {len(unlearned)} of {len(every)} evaluations"
-    clause = f"{first.unlearned[0].upper()}{first.unlearned[1:]}"
-    return f" {clause}{where}. {first.advice}"
+    return f" {capitalized(first.unlearned)}{where}. {first.advice}"
 
 
 def _tone(fates: Sequence[tuple[HeadlineFate, str]]) -> Tone:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import seaborn
@@ -25,6 +24,7 @@ from ppbench.base.errors import UsageError, count_of
 from ppbench.base.registry import load_plugin, plugins, summary
 from ppbench.metrics.epsilon import epsilon_words
 from ppbench.metrics.modality import IMAGE, Modality, modality_of
+from ppbench.records.figure import grouped
 from ppbench.records.run_files import Origin
 from ppbench.records.schema import Metric, Played, Record, Utility
 from ppbench.report.cap import caps
@@ -44,15 +44,16 @@ from ppbench.report.page.boards import (
     no_claims,
     standalone_sentences,
     table_rows,
+    tolerant,
 )
 from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.headline import answer_from, costs_alone
 from ppbench.report.page.overview import Overview, Standing
-from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, profiles
-from ppbench.report.page.sections import Section, board_target, cell_table, section_metric
-from ppbench.report.words import decibels
+from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, Shot, Sprite, profiles
+from ppbench.report.page.sections import Section, batch_of, board_target, cell_table, section_metric, weights_words
+from ppbench.report.words import capitalized, decibels
 from ppbench.report.worst import WorstCase, attack_of, cell_of
 
 # -- A short introduction of a defense, with its paper --
@@ -155,24 +156,7 @@ TILE, COUNT = 64, 8
 """Least pixels per side of an image, and number of images: the first victims, not the best ones."""
 
 
-@dataclass(frozen=True)
-class StripLine:
-    """One row of the strip. words: its label; figure: its median PSNR with interval, or ""."""
-
-    words: str
-    figure: str
-
-
-@dataclass(frozen=True)
-class Strip:
-    """The pictures of one setting. setting: in words; uri: all rows in one PNG; lines: the label of each row."""
-
-    setting: str
-    uri: str
-    lines: tuple[StripLine, ...]
-
-
-def strips_of(table: Overview, album: Album) -> list[Strip]:
+def strips_of(table: Overview, album: Album) -> list[Sprite]:
     """Return the pictures of an evaluation, if any: by attacker for one defense, else one line per defense."""
     rows = [row for row in table.rows if row.value.leak is not None]
     compared = [row.value for row in rows if row.value.entry.role == "compared"]
@@ -184,26 +168,26 @@ def strips_of(table: Overview, album: Album) -> list[Strip]:
     return [] if strip is None else [strip]
 
 
-def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Strip | None:
+def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Sprite | None:
     """Return the originals above the worst case's reconstructions under each defense with the same victims."""
     pictures: list[ImageArray] = []
-    lines: list[StripLine] = []
+    shots: list[Shot] = []
     for row in rows[:MOST_DEFENSES]:
-        worst = row.value.worst
+        worst = row.value.shown.worst
         images = None if worst is None or not modality_of(worst.config).drawn else _pictures(worst, album)
         if images is None or worst is None or (pictures and not np.array_equal(pictures[0], images[0])):
             continue
         if not pictures:
-            pictures, lines = [images[0]], [StripLine("original", "")]
+            pictures, shots = [images[0]], [Shot("original")]
         name = row.value.entry.defense.id
         words = f"{name} {row.value.entry.control.replace(' = ', '=')}".strip()
         pictures.append(images[1])
-        lines.append(StripLine(f"{'undefended' if name == 'none' else words} ({attack_of(worst)})", decibels(worst)))
+        shots.append(Shot(f"{'undefended' if name == 'none' else words} ({attack_of(worst)})", decibels(worst)))
     uri = album.sprite(pictures, TILE) if len(pictures) > 1 else None
-    return None if uri is None else Strip(setting, uri, tuple(lines))
+    return None if uri is None else Sprite(uri, tuple(shots), setting)
 
 
-def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Strip | None:
+def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Sprite | None:
     """Return the pictures of a setting of the defense `name`; None without images or room for them."""
     if leak is None or leak.worst is None or not modality_of(leak.worst.config).drawn:
         return None
@@ -211,19 +195,19 @@ def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Strip 
     if whole is None:
         return None
     truth, best, blind = whole
-    rows, lines = [truth], [StripLine("original", "")]
+    rows, shots = [truth], [Shot("original")]
     sides = [(f"attacker unaware of {name}", leak.unaware.worst)]
     sides += [(f"attacker aware of {name}", leak.worst)] if leak.aware or leak.unaware.worst is None else []
     for who, case in sides:
         pictures = None if case is None else _pictures(case, album)
         if pictures is not None:
             rows.append(pictures[1] if case is not leak.worst else best)
-            lines.append(StripLine(f"{who} ({attack_of(case)})", decibels(case)))
+            shots.append(Shot(f"{who} ({attack_of(case)})", decibels(case)))
     if blind is not None:
         rows.append(np.repeat(blind, len(truth), axis=0))
-        lines.append(StripLine("blind guess", "" if leak.blind is None else f"{leak.blind:.1f} dB"))
+        shots.append(Shot("blind guess", "" if leak.blind is None else f"{leak.blind:.1f} dB"))
     uri = album.sprite(rows, TILE)
-    return None if uri is None else Strip(setting, uri, tuple(lines))
+    return None if uri is None else Sprite(uri, tuple(shots), setting)
 
 
 def _pictures(case: WorstCase, album: Album) -> tuple[ImageArray, ImageArray, ImageArray | None] | None:
@@ -293,10 +277,12 @@ def template() -> Template:
     environment.globals |= {
         "assets": assets(),
         "attack_of": attack_of,
+        "batch_of": batch_of,
         "cell_of": cell_of,
         "metric_of": section_metric,
         "words": LEVEL_WORDS,
         "usable_points": USABLE,
+        "weights_words": weights_words,
     }
     return environment.get_template("page.html.j2")
 
@@ -328,11 +314,6 @@ def span(estimate: Metric | Utility, factor: float = 1.0) -> str:
     return f"{factor * estimate.low:.1f}–{factor * estimate.high:.1f}"  # noqa: RUF001 - a range takes an en dash
 
 
-def capitalized(text: str) -> str:
-    """Return a sentence with a capital first letter."""
-    return text[:1].upper() + text[1:]
-
-
 def byte_size(value: float | None) -> str:
     """Return bytes in B, kB, MB or GB (powers of 1000)."""
     if value is None:
@@ -349,7 +330,6 @@ def seconds(value: float) -> str:
     return f"{value / factor:.3g} {unit}"
 
 
-T = TypeVar("T")
 NAMED_FILES = 12
 """How many unreadable files the head of the page names; further ones are folded."""
 
@@ -384,9 +364,9 @@ class Page:
         frame = frame_of(self.records)
         known = Knowledge.of(frame)
         boards = boards_of(frame, self.claims, self.sound) if self.boards is None else self.boards
-        album = Album(_past(self.images, self.problems))
+        album = Album(tolerant(self.images, self.problems))
         sections = list(_sections(boards, frame, known, album))
-        table = cost_rows(boards, frame, _past(self.times, self.problems))
+        table = cost_rows(boards, frame, tolerant(self.times, self.problems))
         parts = profiles(sections, self.sentences, self.outcomes, table, album, known)
         evaluations = judged_evaluations(frame, self.sound) if self.evaluations is None else self.evaluations
         answer = answer_from(boards, evaluations, table, self.harness)
@@ -405,7 +385,7 @@ class Page:
             problems=self.problems,
             bare=self.bare,
             sections=sections,
-            groups=_grouped(sections),
+            groups=list(grouped(sections, lambda section: section.group).items()),
             profiles=parts,
             anchor={part.defense: part.anchor for part in parts},
             played=[(counted.title, Markup(svg_of(counted, inline=True))) for counted in role_counts(frame)],
@@ -421,12 +401,6 @@ class Page:
         )
 
 
-def _grouped(sections: Sequence[Section]) -> list[tuple[str, list[Section]]]:
-    """Return the sections by their group, both in order."""
-    names = dict.fromkeys(section.group for section in sections)
-    return [(name, [section for section in sections if section.group == name]) for name in names]
-
-
 def _kinds(records: Sequence[Record]) -> list[Modality]:
     """Return the kinds of data, for the glossary; images where there is no record."""
     return list(dict.fromkeys(modality_of(record.config) for record in records)) or [IMAGE]
@@ -437,20 +411,6 @@ def _title(defenses: Sequence[str], settings: Sequence[str]) -> str:
     what = "controls" if not defenses else defenses[0] if len(defenses) == 1 else f"{len(defenses)} defenses"
     where = settings[0] if len(settings) == 1 else f"{len(settings)} tasks"
     return f"{what} on {where} - ppbench"
-
-
-def _past(read: Callable[[Record], T | None], problems: list[str]) -> Callable[[Record], T | None]:
-    """Return `read` with None instead of UsageError; adds the error's sentence to `problems`, once."""
-
-    def tolerant(record: Record) -> T | None:
-        try:
-            return read(record)
-        except UsageError as error:
-            if str(error) not in problems:
-                problems.append(str(error))
-            return None
-
-    return tolerant
 
 
 def _sections(boards: Sequence[Board], records: Frame, known: Knowledge, album: Album) -> Iterator[Section]:

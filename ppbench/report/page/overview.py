@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ppbench.metrics.modality import Modality, modality_of
 from ppbench.questions.base import question_of
-from ppbench.records.figure import leakage_value
+from ppbench.records.figure import grouped, leakage_value
 from ppbench.report.controls import Check, probe_words, rebuilding
 from ppbench.report.costs import CostRow
 from ppbench.report.entries import Board, Entry
@@ -43,16 +43,6 @@ class Standing:
         return tuple(sorted(self.grid, key=lambda v: (v.differs, v.entry.key.role, v.entry.key.value or 0.0)))
 
     @property
-    def accuracies(self) -> tuple[float, float] | None:
-        """The lowest and the highest accuracy over the grid; None for a single setting."""
-        return _ends([v.accuracy for v in self.grid])
-
-    @property
-    def leaks(self) -> tuple[float, float] | None:
-        """The lowest and the highest figure of the worst case, as in `accuracies`."""
-        return _ends([None if v.metric is None else v.metric.value for v in self.grid])
-
-    @property
     def leaking(self) -> tuple[Setting, ...]:
         """The settings that are shown to leak."""
         return tuple(v for v in self.grid if v.judgement.fate == "falls")
@@ -61,11 +51,6 @@ class Standing:
     def usable(self) -> tuple[Setting, ...]:
         """The settings that are not shown to be unusable."""
         return tuple(v for v in self.grid if v.usable is not False)
-
-
-def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
-    known = [v for v in values if v is not None]
-    return (min(known), max(known)) if len(values) > 1 and known else None
 
 
 def standing_of(grid: Sequence[Setting], none: Setting | None) -> Standing:
@@ -101,8 +86,7 @@ def _leaking(setting: Setting) -> tuple[int, int, bool, int, float]:
 def _plainly(value: SeedValue) -> float:
     """Return how much unaware attackers find, larger is more."""
     plain = value.entry.plain
-    metric = None if plain is None else plain.metric(rebuilding(plain))
-    return float("inf") if metric is None or metric.value is None else leakage_value(metric)
+    return leakage_value(None if plain is None else plain.metric(rebuilding(plain)), float("inf"))
 
 
 @dataclass(frozen=True)
@@ -163,10 +147,7 @@ def overviews(
     boards: Sequence[Board], evaluations: Sequence[JudgedEvaluation], costs: Sequence[CostRow]
 ) -> list[Overview]:
     """Return one table per evaluation that has a defense, with all its seeds."""
-    rows: dict[Key, list[Entry]] = {}
-    for board in boards:
-        for entry in board.entries:
-            rows.setdefault(entry.key.only(EVALUATION), []).append(entry)
+    rows = grouped((entry for board in boards for entry in board.entries), lambda entry: entry.key.only(EVALUATION))
     paid = {row.entry.key.only(TRAINED): row for row in costs}
     alike = _alike([one for one in evaluations if one.key in rows])
     words = evaluation_titles(alike)
@@ -184,11 +165,8 @@ def _alike(evaluations: Sequence[JudgedEvaluation]) -> dict[Key, list[JudgedEval
     Where the seed also splits the data into parts, the digests differ: then data of one name and size count as the
     same, unless one seed has two.
     """
-    groups: dict[tuple[Key, str], list[JudgedEvaluation]] = {}
-    for one in evaluations:
-        groups.setdefault((one.key.only(UNSPLIT), one.key.data), []).append(one)
     alike: dict[Key, list[JudgedEvaluation]] = {}
-    for some in groups.values():
+    for some in grouped(evaluations, lambda one: (one.key.only(UNSPLIT), one.key.data)).values():
         together = len({one.key.seed for one in some}) == len(some)
         for one in some:
             alike.setdefault((some[0] if together else one).key.only(SEEDLESS), []).append(one)
@@ -203,7 +181,7 @@ def _with_seeds(about: str, seeds: Sequence[JudgedEvaluation]) -> str:
 
 def _probed(about: str, rows: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
     """Yield words and rows of an evaluation for each probe of uploads; rows on models go with each."""
-    probes = [None if _of_model(entry) else entry.key.probing for entry in rows]
+    probes = [None if question_of(entry.key.kind).source == "model" else entry.key.probing for entry in rows]
     several = sorted({probe for probe in probes if probe is not None}, key=lambda probing: probing.order)
     if len(several) < 2:
         yield about, list(rows)
@@ -211,10 +189,6 @@ def _probed(about: str, rows: Sequence[Entry]) -> Iterator[tuple[str, list[Entry
     for one in several:
         some = [entry for entry, probe in zip(rows, probes, strict=True) if probe in (one, None)]
         yield f"{about}, {probe_words(one)}", some
-
-
-def _of_model(entry: Entry) -> bool:
-    return question_of(entry.key.kind).source == "model"
 
 
 def _overview(

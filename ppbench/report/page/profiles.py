@@ -16,7 +16,7 @@ from PIL import Image
 
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import question_for
-from ppbench.records.figure import best
+from ppbench.records.figure import best, grouped
 from ppbench.records.schema import Record
 from ppbench.records.store import CellImages
 from ppbench.report.controls import value
@@ -36,11 +36,6 @@ ImagesOf = Callable[[Record], CellImages | None]
 """Returns a record's reconstructions, as `Store.images` does."""
 _TILE, _GAP = 32, 2
 ImageArray = NDArray[np.float32]
-
-
-def data_uri(png: bytes) -> str:
-    """Return a PNG as a data URI."""
-    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 class Album:
@@ -66,7 +61,7 @@ class Album:
             self.refused, self.left = self.refused + 1, 0
             return None
         self.left -= len(png)
-        return data_uri(png)
+        return "data:image/png;base64," + base64.b64encode(png).decode()
 
     def strip(self, record: Record | None) -> str | None:
         """Return a record's originals above its reconstructions as a data URI, or None."""
@@ -135,20 +130,23 @@ FULL_GALLERIES = 12
 
 @dataclass(frozen=True)
 class Shot:
-    """One row of a sprite: an attack's reconstructions, or originals (cell: ""). psnr: median in dB."""
+    """One row of a sprite. name: in words; figure: its median PSNR with the unit, or ""; cell: whose reconstructions
+    it shows, "" where no link leads there.
+    """
 
     name: str
-    knows: bool
-    psnr: float | None
-    cell: str
+    figure: str = ""
+    knows: bool = False
+    cell: str = ""
 
 
 @dataclass(frozen=True)
 class Sprite:
-    """Rows of images in one PNG, as a data URI."""
+    """Rows of images in one PNG, as a data URI. setting: in words, at the head of a page."""
 
     uri: str
     shots: tuple[Shot, ...]
+    setting: str = ""
 
 
 @dataclass(frozen=True)
@@ -209,11 +207,12 @@ def profiles(
     known: Knowledge,
 ) -> list[Profile]:
     """Return one part for each defense on the boards, without controls, by name."""
-    rows: dict[str, list[tuple[Section, Entry]]] = {}
-    for section in sections:
-        for entry in sorted(section.board.entries, key=lambda e: (e.differs, e.key.value or 0.0)):
-            if entry.role == "compared":
-                rows.setdefault(entry.defense.id, []).append((section, entry))
+    pairs = [
+        (section, entry)
+        for section in sections
+        for entry in sorted(section.board.entries, key=lambda e: (e.differs, e.key.value or 0.0))
+    ]
+    rows = grouped((pair for pair in pairs if pair[1].role == "compared"), lambda pair: pair[1].defense.id)
     places = anchors(rows)
     return [
         Profile(
@@ -265,9 +264,10 @@ def _sprite(records: Sequence[Record], album: Album, known: Knowledge) -> Sprite
                 continue
             truth = images.truth
             rows.append(truth)
-            shots.append(Shot("originals", False, None, ""))
+            shots.append(Shot("originals"))
         rows.append(images.guess)
         psnr = value(record, "psnr_median")
-        shots.append(Shot(record.config.attack.id, known.adaptive(record), psnr, record.cell_id))
+        figure = "n/a dB" if psnr is None else f"{psnr:.1f} dB"
+        shots.append(Shot(record.config.attack.id, figure, known.adaptive(record), record.cell_id))
     uri = album.sprite(rows) if rows else None
     return None if uri is None else Sprite(uri, tuple(shots))

@@ -87,16 +87,6 @@ class Section:
         return f"{setting.data}, {setting.network}" if setting.suite == ALONE else setting.suite
 
     @property
-    def weights(self) -> str:
-        """The attacked model, in words."""
-        return weights_words(self.board.setting)
-
-    @property
-    def batch(self) -> str:
-        """The probed batch in words; "" where no client was probed."""
-        return batch_of(self.board.setting)
-
-    @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Metrics of the worst case with titles, plus those in `AUDITED` that an audit has."""
         own = self.question.columns(self.board.headline)

@@ -18,6 +18,7 @@ from ppbench.report.entries import Board
 from ppbench.report.page.boards import JudgedEvaluation, checks_of
 from ppbench.report.page.overview import Overview
 from ppbench.report.page.sections import board_title
+from ppbench.report.words import capitalized
 
 TrustState = Literal["failed", "unknown", "unlearned", "partly", "holds"]
 
@@ -90,17 +91,11 @@ class Trust:
         if self.state == "unlearned":
             return f"The attacks' controls hold, but usability cannot be judged. {' '.join(bad)}"
         if self.state == "partly":
-            left = self.boards - len(self.silent)
-            return (
-                f"Controls hold. {left} of {self.boards} boards can be judged; {len(self.silent)} cannot: {self._why}."
-            )
+            left, why = self.boards - len(self.silent), "; ".join(dict.fromkeys(one.reason for one in self.silent))
+            return f"Controls hold. {left} of {self.boards} boards can be judged; {len(self.silent)} cannot: {why}."
         return (
             "Controls hold: the undefended model falls, noise gives nothing away, and the harness passes its self-test."
         )
-
-    @property
-    def _why(self) -> str:
-        return "; ".join(dict.fromkeys(one.reason for one in self.silent))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state in types that JSON has."""
@@ -135,8 +130,7 @@ def _learning(tables: Sequence[Overview]) -> Iterator[Check]:
     for table in tables:
         if table.unlearned:
             head = f"[{table.about}] " if len(tables) > 1 else ""
-            clause = f"{table.unlearned[0].upper()}{table.unlearned[1:]}"
-            yield Check("learning", False, f"{head}{clause}.")
+            yield Check("learning", False, f"{head}{capitalized(table.unlearned)}.")
 
 
 def company_of(records: Iterable[Record]) -> str:

@@ -13,7 +13,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.learning import learning_of
 from ppbench.report.verdict.models import audit_verdicts, model_verdicts
 from ppbench.report.verdict.uploads import upload_verdicts
-from ppbench.report.words import listed_values, setting_labels
+from ppbench.report.words import capitalized, listed_values, setting_labels
 
 MOST_DIFFERING_WORDS = 3  # words in which reasons may differ and still be joined into one
 
@@ -35,8 +35,8 @@ def verdicts(defense: str, records: Sequence[Record], known: Knowledge | None = 
     learned = next((learning_of(r.utility) for r in frame if r.config.defense.id == "none"), None)
     if defense == "none" or learned is None or learned.suffices:
         return results
-    clause = f"{learned.clause[0].upper()}{learned.clause[1:]}, so no setting can be called usable."
-    return [*results, Verdict(defense, "usability", None, clause)]
+    sentence = f"{capitalized(learned.clause)}, so no setting can be called usable."
+    return [*results, Verdict(defense, "usability", None, sentence)]
 
 
 def sentences(defense: str, records: Sequence[Record]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppbench.federation.threats import recorded_threat
-from ppbench.records.figure import Figured, best
+from ppbench.records.figure import Figured, best, grouped
 from ppbench.records.schema import Record
 from ppbench.report.controls import value
 from ppbench.report.findings import (
@@ -18,6 +18,7 @@ from ppbench.report.findings import (
     ModelFate,
     Verdict,
     audit_of,
+    audits_of,
     holders_rows,
     joint_fate,
     refutation_of,
@@ -39,11 +40,8 @@ def audit_verdicts(defense: str, records: Sequence[Record], findings: Sequence[F
     every = audit_rows(records)
     verdicts: list[Verdict] = []
     several = len({audit_of(row)[1:] for row in every}) > 1
-    for audit in sorted({audit_of(row) for row in every if row.key.defense == defense}):
+    for audit, mine, none in audits_of(defense, every):
         threat, references, canaries = audit
-        mine = [row for row in every if row.key.defense == defense and audit_of(row) == audit]
-        none = next((row for row in every if row.key.defense == "none" and audit_of(row) == audit), None)
-        none = None if defense == "none" else none
         members = [one for one in findings if one.subject == "canaries" and audit_of(one.row) == audit]
         own = [*_members(mine, members, none), *_owners(mine, none), *(v for row in mine for v in _epsilon(row))]
         words = f"{threat}, {canaries} canaries, {references} references" if several else threat
@@ -196,9 +194,7 @@ def _verdict(findings: Sequence[Finding], sentence: str) -> Verdict:
 # -- the model that clients train on ---------------------------------------------------------------------------------
 def _masked(findings: Sequence[Finding]) -> list[Verdict]:
     """Return one verdict per group of control values with one outcome for both attackers."""
-    groups: dict[tuple[ModelFate | None, ModelFate | None], list[Finding]] = {}
-    for one in findings:
-        groups.setdefault((one.plain, one.knowing), []).append(one)
+    groups = grouped(findings, lambda one: (one.plain, one.knowing))
     verdicts = []
     for (plain, knowing), some in groups.items():
         labels = [one.row.control for one in some if one.row.control]

@@ -9,10 +9,10 @@ from ppbench.metrics.labels import multiset_chance
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.membership import BATCH_ASR
 from ppbench.questions.recognition import gallery_size
-from ppbench.records.figure import Figured, best
+from ppbench.records.figure import Figured, best, grouped
 from ppbench.records.schema import ProbeInfo, Record, Utility
 from ppbench.report.controls import easiest, rebuilding, value
-from ppbench.report.findings import Fate, Finding, Verdict, fate_of, joint_fate
+from ppbench.report.findings import Finding, Verdict, fate_of, joint_fate
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak, Side, leaks_of
 from ppbench.report.rows import SettingRow, judged_keys, probe_text, upload_rows
@@ -24,9 +24,7 @@ from ppbench.report.worst import attack_of
 
 def batch_member_verdicts(findings: Sequence[Finding]) -> list[Verdict]:
     """Return whether uploads reveal who was in a batch, one verdict per batch size, and group of one outcome."""
-    groups: dict[tuple[int, Fate], list[Finding]] = {}
-    for one in findings:
-        groups.setdefault((one.row.key.batch, one.fate), []).append(one)
+    groups = grouped(findings, lambda one: (one.row.key.batch, one.fate))
     verdicts = []
     for (batch, became), some in groups.items():
         top = max(some, key=lambda one: value(one.top, BATCH_ASR.name) or 0.0)
