@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
+from ppbench.attacks.reconstruction.fastpath.convolution import convolution
 from ppbench.attacks.reconstruction.fastpath.distances import (
     LayerTarget,
     absolute,
@@ -34,15 +34,15 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     Affine,
     ChainStep,
     Direction,
+    Full,
     Memo,
-    TensorMap,
     average_pool,
     flatten,
     leaky_relu,
     max_pool,
 )
 from ppbench.attacks.reconstruction.walk import Call, walk
-from ppbench.base.tree import Params
+from ppbench.base.tree import Params, filled, leaves
 from ppbench.federation.evidence import EXPLAINED_FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan
 from ppbench.nets.classifier import UserNetwork
@@ -293,7 +293,7 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
     if type(module) is not nn.Conv2d or weight is None or isinstance(module.padding, str):
         return None
     if (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros"):
-        return Convolution(module, key, weight, bias, first, size)
+        return convolution(module, key, weight, bias, first, size)
     return None
 
 
@@ -319,25 +319,21 @@ class ChainMatch:
         """Layers and targets, apart from their tensors."""
         return str([part.about for part in (*self.steps, *self.targets)])
 
+    @property
+    def _parts(self) -> tuple[list[tuple[Full, Tensor | None]], list[LayerTarget]]:
+        """What has tensors: the parameters of affine layers, and the targets."""
+        return [(step.weight, step.bias) for step in self.steps if isinstance(step, Affine)], list(self.targets)
+
     def tensors(self) -> list[Tensor]:
         """Return all tensors, in order."""
-        kept: list[Tensor] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            kept.append(tensor)
-            return tensor
-
-        self._mapped(keep)
-        return kept
+        return leaves(self._parts)
 
     def of(self, tensors: Sequence[Tensor]) -> ChainMatch:
         """Return a copy with other `tensors`."""
-        each = iter(tensors)
-        return self._mapped(lambda _: next(each))
-
-    def _mapped(self, change: TensorMap) -> ChainMatch:
-        steps = [step.mapped(change) if isinstance(step, Affine) else step for step in self.steps]
-        return ChainMatch(steps, [goal.mapped(change) for goal in self.targets])
+        parameters, targets = filled(self._parts, tensors)
+        each = iter(parameters)
+        steps = [step.with_parameters(*next(each)) if isinstance(step, Affine) else step for step in self.steps]
+        return ChainMatch(steps, targets)
 
     def paired(self, memos: Sequence[Memo], cotangent: Tensor, index: Tensor) -> list[tuple[Affine, Memo, LayerTarget]]:
         """Return each affine layer, its memo after the backward pass of `cotangent`, and the targets of `index` [S]."""
