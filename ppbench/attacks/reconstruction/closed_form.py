@@ -224,7 +224,7 @@ class Head:
     noise: Noise | None
 
 
-def _read_head(chain: Stages, params: Params, evidence: Evidence) -> Head | None:
+def _read_head(chain: Stages[ConvolutionStage], params: Params, evidence: Evidence) -> Head | None:
     """Return what the first linear layer's gradient shows; None if its rows are noise.
 
     Row i of the weight's gradient is the input times entry i of the bias's.
@@ -253,7 +253,9 @@ def _read_head(chain: Stages, params: Params, evidence: Evidence) -> Head | None
     return Head(KnownMaps(values[None].numpy(), cotangents[None].numpy(), deviation), layer, noise)
 
 
-def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, head: Head) -> Rebuilt | None:
+def _descended(
+    chain: Stages[ConvolutionStage], params: Params, evidence: Evidence, plan: Plan, head: Head
+) -> Rebuilt | None:
     """Return the input of the first of some stages from the last one's output; None if a layer is too large."""
     evidence, layers, known, hidden = replace(evidence, noise=head.noise), [head.layer], head.known, False
     for stage in reversed(chain.stages):
@@ -303,7 +305,7 @@ def _numbers(value: Tensor) -> Floats:
     return np.asarray(value.detach().double().cpu().numpy())
 
 
-def _prior(chain: Stages, stage: ConvolutionStage) -> Prior:
+def _prior(chain: Stages[ConvolutionStage], stage: ConvolutionStage) -> Prior:
     """Return what is known of a stage's input, the output of the stage before."""
     ends = chain.stages[chain.stages.index(stage) - 1].activation.ends
     return Prior(0.0, 1.0) if ends is None else Prior(sum(ends) / 2, (ends[1] - ends[0]) / 2)

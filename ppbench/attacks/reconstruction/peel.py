@@ -18,7 +18,6 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.reconstruction.analytic import guessed_labels
 from ppbench.attacks.reconstruction.peeling import (
-    Chain,
     ConvBlock,
     KnownOutput,
     PeeledLayer,
@@ -30,6 +29,7 @@ from ppbench.attacks.reconstruction.peeling import (
 )
 from ppbench.attacks.reconstruction.search.starts import posed, usable
 from ppbench.attacks.reconstruction.spear import batch_mismatch
+from ppbench.attacks.reconstruction.stages import Stages
 from ppbench.base.tree import Params
 from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
@@ -184,11 +184,11 @@ class Peel(Attack):
         if chain is None or not all(_holds(chain, seen) for seen in observed):
             return
         known, spent = _features(chain, params, observed), torch.zeros(len(group), dtype=torch.int64)
-        for before, block in reversed([*zip(chain.blocks[:-1], chain.blocks[1:], strict=True)]):
+        for before, block in reversed([*zip(chain.stages[:-1], chain.stages[1:], strict=True)]):
             layer = _layer(block, params, observed, known, before.ends)
-            inputs, seen, used = inner_inputs(layer, generator, self.budget // 2 // (len(chain.blocks) - 1))
+            inputs, seen, used = inner_inputs(layer, generator, self.budget // 2 // (len(chain.stages) - 1))
             known, spent = layer.below(inputs, seen), spent + used
-        layer = _layer(chain.blocks[0], params, observed, known, plan.data_range)
+        layer = _layer(chain.stages[0], params, observed, known, plan.data_range)
         images, used = first_images(layer, plan.data_range, generator, self.budget // 2)
         for image, count in zip(images, spent + used, strict=True):
             yield image[None].float().cpu(), int(count)
@@ -200,19 +200,19 @@ def _begins_with_blocks(plan: Plan) -> bool:
     return chain_of(plan, initial(plan.spec, 0)) is not None
 
 
-def _holds(chain: Chain, seen: Params) -> bool:
+def _holds(chain: Stages[ConvBlock], seen: Params) -> bool:
     """Return whether all tensors that layers are read from were observed."""
-    return {chain.weight, chain.bias, *(block.name for block in chain.blocks)} <= seen.keys()
+    return {chain.weight, chain.bias, *(block.name for block in chain.stages)} <= seen.keys()
 
 
-def _features(chain: Chain, params: Params, observed: Sequence[Params]) -> KnownOutput:
+def _features(chain: Stages[ConvBlock], params: Params, observed: Sequence[Params]) -> KnownOutput:
     """Return the last block's output: row i of dL/dW is the features times entry i of dL/db."""
     weights = torch.stack([seen[chain.weight] for seen in observed])
     biases = torch.stack([seen[chain.bias] for seen in observed])
     flat = torch.einsum("vhd,vh->vd", weights, biases) / biases.square().sum(1, keepdim=True).clamp(min=1e-300)
-    if chain.blocks[-1].activation is None:
+    if chain.stages[-1].activation is None:
         flat = cut_small(flat, flat.new_full((len(flat),), ZERO_SHARE))
-    shape = (len(observed), *chain.blocks[-1].outputs)
+    shape = (len(observed), *chain.stages[-1].outputs)
     values = flat.view(shape)
     return KnownOutput(values, (biases @ params[chain.weight]).view(shape), torch.ones_like(values, dtype=torch.bool))
 

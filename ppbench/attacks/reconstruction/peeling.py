@@ -8,9 +8,8 @@ gradually.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,18 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
-from ppbench.attacks.reconstruction.stages import ELEMENTWISE, Elementwise, activation_of
-from ppbench.attacks.reconstruction.walk import Call, IntPair, pair, walk
+from ppbench.attacks.reconstruction.stages import (
+    ELEMENTWISE,
+    Elementwise,
+    MapShape,
+    Stages,
+    Window,
+    activation_of,
+    convolution_window,
+    pooling_window,
+    read_stages,
+)
+from ppbench.attacks.reconstruction.walk import Call
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
@@ -33,16 +42,17 @@ RECTIFIED = (0.0, torch.inf)
 class ConvBlock:
     """A convolution, an activation, and a max pooling of square tiles. name: of its weight; bias: None for none.
 
-    inputs, outputs: shapes [C, H, W]; side: of the tiles, 1 without pooling. activation: one that rises; None for ReLU.
+    inputs, convolved, outputs: shapes [C, H, W]. side: of the tiles, 1 without pooling. activation: one that rises;
+    None for ReLU.
     """
 
     name: str
     bias: str | None
-    stride: IntPair
-    padding: IntPair
+    window: Window
     side: int
-    inputs: tuple[int, int, int]
-    outputs: tuple[int, int, int]
+    inputs: MapShape
+    convolved: MapShape
+    outputs: MapShape
     activation: Elementwise | None = None
 
     @property
@@ -53,75 +63,45 @@ class ConvBlock:
         return self.activation.ends or (-torch.inf, torch.inf)
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Blocks, first to last, and the linear layer (weight and bias) that their flat output enters."""
-
-    blocks: tuple[ConvBlock, ...]
-    weight: str
-    bias: str
-
-
-def chain_of(plan: Plan, params: Params) -> Chain | None:
-    """Return the blocks that the network begins with, None if it does not begin with a `Chain`.
+def chain_of(plan: Plan, params: Params) -> Stages[ConvBlock] | None:
+    """Return the blocks that the network begins with, up to a linear layer; None for another network.
 
     None also where activations rise and nothing is pooled: linear systems are exact there (`closed_form`).
     """
-    shape: tuple[int, ...] = plan.spec.shape
-    if len(shape) != 3:
-        return None
-    calls, blocks = walk(plan, params), list[ConvBlock]()
-    while calls and calls[0].name == "conv2d":
-        block, used = _block(calls)
-        if block is None:
-            return None
-        blocks.append(block)
-        shape, calls = block.outputs, calls[used:]
-    if not blocks or not calls or calls[0].name != "linear" or calls[0].parameters.keys() != {"weight", "bias"}:
-        return None
-    fits = calls[0].inputs == (shape[0] * shape[1] * shape[2],)
-    fits = fits and any(block.activation is None or block.side > 1 for block in blocks)
-    return Chain(tuple(blocks), calls[0].parameters["weight"], calls[0].parameters["bias"]) if fits else None
+    chain = read_stages(plan, params, _block) if len(plan.spec.shape) == 3 else None
+    hidden = chain is not None and any(block.activation is None or block.side > 1 for block in chain.stages)
+    return chain if hidden else None
 
 
-def _block(calls: Sequence[Call]) -> tuple[ConvBlock | None, int]:
-    """Return the block that calls begin with, or None, and the number of its calls."""
-    conv, named = calls[0], calls[0].arguments
-    act, pool = _activation_and_pool(calls[1:3])
-    stride, padding = pair(named.get("stride", 1)), pair(named.get("padding", 0))
-    plain = pair(named.get("dilation", 1)) == (1, 1) and named.get("groups", 1) == 1
-    weight = conv.parameters.get("weight")
-    if weight is None or stride is None or padding is None or not plain or act is None:
-        return None, 0
-    if conv.is_frozen("bias"):
-        return None, 0  # the layer's output does not follow from its weights alone
+def _block(conv: Call, after: Sequence[Call]) -> ConvBlock | None:
+    """Return the block of a convolution and the calls up to the next layer; None if these are others."""
+    act, pool = _activation_and_pool(after)
+    window, weight = convolution_window(conv), conv.parameters.get("weight")
+    if window is None or window.dilation != (1, 1) or weight is None or act is None or conv.is_frozen("bias"):
+        return None  # with a frozen bias the layer's output does not follow from its weights alone
     rising = None if act.name == "relu" else activation_of(act)
-    side = 1 if pool is None else _tiles(pool.arguments)
+    side = 1 if pool is None else _tiles(pool)
     if side is None or (act.name != "relu" and (rising is None or not rising.rises)):
-        return None, 0
-    used = 2 + (pool is not None)
-    shapes = conv.inputs, calls[used - 1].outputs
-    return ConvBlock(weight, conv.parameters.get("bias"), stride, padding, side, *shapes, rising), used  # type: ignore[arg-type]  # three
+        return None
+    shapes = conv.inputs, conv.outputs, after[-1].outputs
+    return ConvBlock(weight, conv.parameters.get("bias"), window, side, *shapes, rising)  # type: ignore[arg-type]  # three
 
 
 def _activation_and_pool(after: Sequence[Call]) -> tuple[Call | None, Call | None]:
-    """Return the activation and the max pooling that two calls begin with, in either order; None for what is neither.
+    """Return the activation and the max pooling, in either order, that calls consist of; no activation if of others.
 
     The largest value of a tile is that of its largest input.
     """
     act = next((call for call in after if call.name in ELEMENTWISE), None)
     pool = next((call for call in after if call.name == "max_pool2d"), None)
-    first = after[:1] and after[0]
-    return (act if first in (act, pool) and (first is act or pool is not None) else None), pool
+    return (act if len(after) == 1 + (pool is not None) else None), pool
 
 
-def _tiles(named: Mapping[str, Any]) -> int | None:
+def _tiles(pool: Call) -> int | None:
     """Return the side of a pooling's square tiles, None if its windows overlap or are padded."""
-    kernel = pair(named.get("kernel_size", 0))
-    stride = pair(named.get("stride") or named.get("kernel_size", 0))
-    plain = pair(named.get("padding", 0)) == (0, 0) and pair(named.get("dilation", 1)) == (1, 1)
-    square = kernel is not None and kernel == stride and kernel[0] == kernel[1]
-    return kernel[0] if kernel is not None and square and plain and not named.get("ceil_mode", False) else None
+    window = pooling_window(pool.arguments)
+    side = 0 if window is None else window.kernel[0]
+    return side if window is not None and window.kernel == window.stride == (side, side) else None
 
 
 def tiled(block: ConvBlock, z: Tensor) -> Tensor:
@@ -216,7 +196,7 @@ class PeeledLayer:
 
     def convolved(self, u: Tensor) -> Tensor:
         """Return the convolution's outputs for inputs u [S, I, H, W]."""
-        return F.conv2d(u, self.weight, self.bias, self.block.stride, self.block.padding)
+        return F.conv2d(u, self.weight, self.bias, self.block.window.stride, self.block.window.padding)
 
     def shares(self, tiles: Tensor, index: Tensor, temperature: float) -> Tensor:
         """Return the share of every place in its tile's output; the largest has all of it at temperature 0."""
@@ -230,19 +210,14 @@ class PeeledLayer:
         return torch.einsum("sol,skl->sok", self.cotangent(shares, index).flatten(2), self._patches(u))
 
     def _patches(self, u: Tensor) -> Tensor:
-        return F.unfold(u, self.weight.shape[2:], padding=self.block.padding, stride=self.block.stride)
+        window = self.block.window
+        return F.unfold(u, window.kernel, padding=window.padding, stride=window.stride)
 
     def cotangent(self, shares: Tensor, index: Tensor) -> Tensor:
         """Return the cotangent of the convolution's output [S, O, h, w]."""
         known = self.known
         reaching = known.cotangents[index] * known.fires[index]
-        high, wide = self._size()
-        return untiled(self.block, shares * reaching[..., None], (high, wide))
-
-    def _size(self) -> tuple[int, int]:
-        sizes = zip(self.block.inputs[1:], self.weight.shape[2:], self.block.padding, self.block.stride, strict=True)
-        high, wide = ((size + 2 * pad - kernel) // stride + 1 for size, kernel, pad, stride in sizes)
-        return high, wide
+        return untiled(self.block, shares * reaching[..., None], self.block.convolved[1:])
 
     def mismatch(self, u: Tensor, index: Tensor, temperature: float) -> Tensor:
         """Return the relative squared mismatch [S] of output and gradient for inputs u [S, I, H, W]."""
@@ -261,8 +236,8 @@ class PeeledLayer:
         doubt = (DOUBT * self.mismatch(u, index, 0).sqrt()).clamp(LEAST, MOST)
         shares = self.shares(tiled(self.block, self.convolved(u)), index, 0)
         reaching = self.cotangent(shares, index)
-        size = (len(u), *self.block.inputs)
-        back = conv2d_input(size, self.weight, reaching, self.block.stride, self.block.padding)
+        size, window = (len(u), *self.block.inputs), self.block.window
+        back = conv2d_input(size, self.weight, reaching, window.stride, window.padding)
         return KnownOutput(cut_small(u, doubt) if self.ends == RECTIFIED else u, back, seen)
 
     def solved(self, u: Tensor) -> tuple[Tensor, Tensor]:

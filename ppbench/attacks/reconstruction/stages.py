@@ -5,9 +5,11 @@ Also the activations themselves, with slopes and inverses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -198,34 +200,44 @@ class ConvolutionStage:
         return out
 
 
+S = TypeVar("S")
+
+
 @dataclass(frozen=True)
-class Stages:
+class Stages(Generic[S]):
     """Stages, first to last, and the linear layer (weight and bias) that their flat output enters."""
 
-    stages: tuple[ConvolutionStage, ...]
+    stages: tuple[S, ...]
     weight: str
     bias: str
 
 
-def stages_of(plan: Plan, params: Params) -> Stages | None:
+def stages_of(plan: Plan, params: Params) -> Stages[ConvolutionStage] | None:
     """Return the stages that a network begins with, maybe none, up to a linear layer; None for another network."""
-    calls, stages = walk(plan, params), list[ConvolutionStage]()
+    return read_stages(plan, params, _stage)
+
+
+def read_stages(plan: Plan, params: Params, read: Callable[[Call, Sequence[Call]], S | None]) -> Stages[S] | None:
+    """Return what `read` makes of each convolution that a network begins with and of the calls up to the next layer.
+
+    None if it makes None of one, or no linear layer with a bias follows.
+    """
+    calls, stages, shape = walk(plan, params), list[S](), plan.spec.shape
     while calls and calls[0].name == "conv2d":
         used = next((i for i, call in enumerate(calls) if i and call.name in ("conv2d", "linear")), len(calls))
-        stage = _stage(calls[0], calls[1:used])
+        stage = read(calls[0], calls[1:used])
         if stage is None:
             return None
         stages.append(stage)
-        calls = calls[used:]
+        shape, calls = calls[used - 1].outputs, calls[used:]
     if not calls or calls[0].name != "linear" or calls[0].parameters.keys() != {"weight", "bias"}:
         return None
-    width = int(np.prod(stages[-1].outputs if stages else plan.spec.shape))
-    return Stages(tuple(stages), **calls[0].parameters) if calls[0].inputs == (width,) else None
+    return Stages(tuple(stages), **calls[0].parameters) if calls[0].inputs == (math.prod(shape),) else None
 
 
 def _stage(conv: Call, after: Sequence[Call]) -> ConvolutionStage | None:
     """Return the stage of a convolution and the calls up to the next layer; None if these are others."""
-    window, activation, pool, pools_first = _window(conv), Elementwise(), None, False
+    window, activation, pool, pools_first = convolution_window(conv), Elementwise(), None, False
     if "weight" not in conv.parameters or conv.is_frozen("bias") or window is None:
         return None
     for call in after:
@@ -244,7 +256,7 @@ def _stage(conv: Call, after: Sequence[Call]) -> ConvolutionStage | None:
     return ConvolutionStage(*names, window, activation, pool, pools_first, *shapes)  # type: ignore[arg-type]  # of three axes
 
 
-def _window(conv: Call) -> Window | None:
+def convolution_window(conv: Call) -> Window | None:
     """Return the window of a convolution, None if its settings are others than numbers, or of groups."""
     named = conv.arguments
     stride, padding, dilation = (pair(named.get(n, d)) for n, d in (("stride", 1), ("padding", 0), ("dilation", 1)))
@@ -263,8 +275,12 @@ def _mean_window(call: Call) -> Window | None:
             return None
         (high, wide) = (size // count for size, count in sizes)
         return Window((high, wide), (high, wide))
-    if call.name != "avg_pool2d" or named.get("ceil_mode") or named.get("divisor_override"):
-        return None
-    kernel, padding = pair(named.get("kernel_size")), pair(named.get("padding", 0))
-    stride = pair(named.get("stride") or named.get("kernel_size"))
-    return None if kernel is None or stride is None or padding != (0, 0) else Window(kernel, stride)
+    return pooling_window(named) if call.name == "avg_pool2d" and not named.get("divisor_override") else None
+
+
+def pooling_window(named: Mapping[str, Any]) -> Window | None:
+    """Return the window of a pooling with these arguments; None if it is padded, dilated or cut."""
+    kernel, stride = pair(named.get("kernel_size")), pair(named.get("stride") or named.get("kernel_size"))
+    plain = pair(named.get("padding", 0)) == (0, 0) and pair(named.get("dilation", 1)) == (1, 1)
+    whole = plain and not named.get("ceil_mode", False)
+    return Window(kernel, stride) if kernel is not None and stride is not None and whole else None
