@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp, vjp
 
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.base.tree import Params
 from ppbench.federation.contract import Server
 from ppbench.federation.evidence import Evidence, simulation
@@ -287,18 +290,44 @@ SAME_IMAGE = 1e-3
 """Root mean squared distance, in units of the data range, below which two bins hold the same image."""
 
 
-def of_targets(view: View) -> list[Evidence]:
-    """Return the defense's evidence; from a cohort where only the target has a gradient, the target's."""
-    readable: list[Evidence] = []
-    for evidence in view.defense.evidence(view):
-        if len(evidence.unit) == 1:
-            readable.append(evidence)
-        elif any(slot.client == TARGET for slot in evidence.unit):
-            readable += _of_target(view, evidence)
-    return readable
+@dataclass(frozen=True)
+class ActiveInversion(Attack):
+    """Base of attacks that read images off the features which an upload from crafted weights shows; no labels."""
+
+    kind: ClassVar[Kind] = "reconstruction"
+    threats: ClassVar[tuple[str, ...]] = ("server-active/1", "server-active/1/sybil")
+    standard: ClassVar[bool] = False
+
+    def features(self, plan: Plan, params: Params, evidence: Evidence) -> tuple[Sequence[WiredLayer], Tensor]:
+        """Return layers and their outputs [N, F] float64 for N inputs, of an upload from `params`, the surest first."""
+        raise NotImplementedError
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the defense's evidence; from a cohort where only the target has a gradient, the target's."""
+        readable: list[Evidence] = []
+        for evidence in view.defense.evidence(view):
+            if len(evidence.unit) == 1:
+                readable.append(evidence)
+            elif any(slot.client == TARGET for slot in evidence.unit):
+                readable += _of_target(view, evidence)
+        return readable
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess per challenge: the images that features show, then grey ones."""
+        return [self._answer(victim, view) for victim in posed(self.evidence(view), view.plan, challenges, generator)]
+
+    def _answer(self, victim: PosedVictim, view: View) -> Guess:
+        images, server = victim.image("grey"), _server_of(view, victim.challenge.unit[0])
+        if victim.evidence is None or server is None:
+            return Guess(x=images, evaluations=1)
+        params = {name: value.detach().cpu() for name, value in server.params.items()}
+        layers, features = self.features(view.plan, params, victim.evidence)
+        kept = plausible_images(inverted_features(view.plan, layers, params, features), view.plan)[: len(images)]
+        images[: len(kept)] = kept.float()
+        return Guess(x=images, evaluations=1)
 
 
-def server_of(view: View, slot: Slot) -> Server | None:
+def _server_of(view: View, slot: Slot) -> Server | None:
     """Return the server's own state in a slot's probe, with the weights sent to its target; None if there is none."""
     states = (s.state for s in view.states if s.probe == slot.probe and s.party == SERVER)
     return next((state for state in states if isinstance(state, Server)), None)
@@ -307,7 +336,7 @@ def server_of(view: View, slot: Slot) -> Server | None:
 def _of_target(view: View, evidence: Evidence) -> list[Evidence]:
     """Return evidence about a cohort as evidence about the target alone: divided by its share of the examples."""
     target = next(slot for slot in evidence.unit if slot.client == TARGET)
-    server = server_of(view, target)
+    server = _server_of(view, target)
     if server is None:
         return []
     counts = server.counts[[slot.client for slot in evidence.unit]].double()

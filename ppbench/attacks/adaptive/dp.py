@@ -17,8 +17,9 @@ from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
+from ppbench.attacks.reconstruction.search.problem import simulated
 from ppbench.attacks.reconstruction.search.starts import Starts, usable
-from ppbench.base.tree import finite
+from ppbench.base.tree import finite, tree_map
 from ppbench.defenses.ppdl import PPDL
 from ppbench.federation.bounds import NonNegative, NonNegativeInt, PositiveInt
 from ppbench.federation.evidence import Evidence
@@ -185,11 +186,9 @@ def scaled_evidence(evidence: Evidence, factor: float) -> Evidence:
 
 def _simulated(evidence: Evidence, start: Starts, row: int) -> dict[str, Tensor]:
     """Return the simulated update at guess `row`, detached."""
-    units = len(evidence.unit)
     x, y = start.x[row], torch.softmax(start.y[row], -1).to(start.x.dtype)
     with torch.enable_grad():
-        simulated = evidence.simulate(x.unflatten(0, (units, -1)), y.unflatten(0, (units, -1)))
-    return {name: value.detach() for name, value in simulated.items()}
+        return tree_map(lambda t: t.detach(), simulated(evidence, x, y, x.new_zeros(0)))
 
 
 def with_hard_labels(start: Starts) -> Starts:
@@ -205,7 +204,7 @@ def with_hard_labels(start: Starts) -> Starts:
 def shrinkage(evidence: Sequence[Evidence], start: Starts, clip: float) -> Tensor:
     """Return the factors by which clipping shrank the gradients, at least 1: norm of the simulated one over `clip`."""
     updates = [_simulated(e, start, row) for row, e in enumerate(evidence)]
-    norms = [float(Layout.of(simulated).pack(simulated).norm()) for simulated in updates]
+    norms = [float(Layout.of(update).pack(update).norm()) for update in updates]
     return (torch.tensor(norms) / clip).clamp(min=1.0).nan_to_num(nan=1.0, posinf=1.0)
 
 
@@ -214,9 +213,9 @@ def reweighted(evidence: Evidence, start: Starts, row: int) -> Evidence:
     noise: Noise | None = evidence.noise
     assert noise is not None  # only called under a Laplace law
     scale = noise.std / math.sqrt(2)
-    simulated = _simulated(evidence, start, row)
     weight = {
-        n: 2 * scale / (v.float() - evidence.observed[n]).abs().clamp(min=0.1 * scale) for n, v in simulated.items()
+        n: 2 * scale / (v.float() - evidence.observed[n]).abs().clamp(min=0.1 * scale)
+        for n, v in _simulated(evidence, start, row).items()
     }
     if evidence.weight is not None:
         weight = {n: v * evidence.weight[n] for n, v in weight.items()}

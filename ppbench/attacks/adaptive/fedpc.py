@@ -31,7 +31,7 @@ from ppbench.base.tree import Params, finite
 from ppbench.defenses.fedpc.messages import Ternary, Weights
 from ppbench.defenses.fedpc.protocol import FedPC, command_answers, previous_model, round_model, step_signs
 from ppbench.federation.bounds import NonNegativeInt
-from ppbench.federation.evidence import Evidence, Mappable, numbered, simulation, with_number
+from ppbench.federation.evidence import Evidence, Mappable, Shared, numbered, simulation, with_number
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
@@ -218,13 +218,11 @@ class ObservedPilot:
 def observed_pilots(view: View) -> dict[Slot, ObservedPilot]:
     """Return each slot's first upload of a model, with one object for equal broadcasts."""
     pilots: dict[Slot, ObservedPilot] = {}
-    models: list[Params] = []
+    shared = Shared(view.plan)
     for exchange in command_answers(view):
         slot, last = exchange.slot, round_model(view, exchange.slot.probe, exchange.round)
         if isinstance(exchange.answer, Weights) and slot not in pilots and last is not None:
-            same = (m for m in models if all(torch.equal(m[name], value) for name, value in last.items()))
-            params = next(same, last)
-            models.append(params)
+            params = shared.same(last)
             pilots[slot] = ObservedPilot(slot, exchange.round, view.defense.decode(exchange.answer, params), params)
     return pilots
 

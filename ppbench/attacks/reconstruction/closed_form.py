@@ -197,8 +197,7 @@ def rebuilt_input(evidence: Evidence, plan: Plan) -> Rebuilt | None:
     chain = stages_of(plan, params) if params else None
     if chain is None:
         embedding = patch_embedding(plan, params) if params else None
-        patches = None if embedding is None else patch_image(embedding, evidence, sum(plan.data_range) / 2)
-        return None if patches is None else Rebuilt(patches.image, (patches.layer,), noise=evidence.noise)
+        return None if embedding is None else patch_image(embedding, evidence, sum(plan.data_range) / 2)
     head = _read_head(chain, params, evidence)
     if head is None:
         return None
@@ -378,15 +377,7 @@ def patch_embedding(plan: Plan, params: Params) -> PatchEmbedding | None:
     return PatchEmbedding(name, conv.parameters.get("bias"), positions, rows, columns) if positions else None
 
 
-@dataclass(frozen=True)
-class PatchImage:
-    """An image [1, C, H, W] float64, and how well it was determined."""
-
-    image: Tensor
-    layer: SolvedLayer
-
-
-def patch_image(embedding: PatchEmbedding, evidence: Evidence, middle: float) -> PatchImage | None:
+def patch_image(embedding: PatchEmbedding, evidence: Evidence, middle: float) -> Rebuilt | None:
     """Return the best explained image; None if no position embedding's gradient fits the projection's.
 
     middle: of the data range, what the image is where nothing determines it.
@@ -395,7 +386,8 @@ def patch_image(embedding: PatchEmbedding, evidence: Evidence, middle: float) ->
     if embedding.weight not in seen or evidence.weight is not None or not bool(seen[embedding.weight].isfinite().all()):
         return None
     answers = [_solved(embedding, seen[embedding.weight], rows, middle) for rows in _cotangents(embedding, seen)]
-    return min(answers, key=lambda answer: answer.layer.residual, default=None)
+    best = min(answers, key=lambda answer: answer.layers[0].residual, default=None)
+    return None if best is None else replace(best, noise=evidence.noise)
 
 
 def _cotangents(embedding: PatchEmbedding, seen: Params) -> Iterator[Tensor]:
@@ -411,7 +403,7 @@ def _cotangents(embedding: PatchEmbedding, seen: Params) -> Iterator[Tensor]:
                 yield part
 
 
-def _solved(embedding: PatchEmbedding, gradient: Tensor, cotangents: Tensor, middle: float) -> PatchImage:
+def _solved(embedding: PatchEmbedding, gradient: Tensor, cotangents: Tensor, middle: float) -> Rebuilt:
     """Return the image whose patches give the projection's gradient [D, C, p, q] with cotangents [N, D]."""
     left, size, right = torch.linalg.svd(cotangents.T, full_matrices=False)
     known = size > CUT * size[0].clamp(min=1e-300)
@@ -433,4 +425,4 @@ def _solved(embedding: PatchEmbedding, gradient: Tensor, cotangents: Tensor, mid
         residual=gap,
         exact=rank == embedding.count and gap <= EXPLAINED and len(gradient) > rank,
     )
-    return PatchImage(image, layer)
+    return Rebuilt(image, (layer,))

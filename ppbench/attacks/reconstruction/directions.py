@@ -197,8 +197,27 @@ class DirectionCandidates:
             self.directions, self.zeros = torch.cat([self.directions, q[right]]), torch.cat([self.zeros, zeros[right]])
 
     def possible(self, zeros: Tensor) -> Tensor:
-        """Return [n] bool: which of `zeros` [n, l] may be one example's. Default: if some input fires like this."""
-        return _possible(self.span, zeros)
+        """Return [n] bool: which of `zeros` [n, l] may be one example's.
+
+        Default: those where some input of the row space fires all other live units, and no dead one. By logistic
+        regression with a tiny penalty, which separates all separable units.
+        """
+        span = self.span
+        sign = torch.full((len(zeros), len(span.live) + 1), -1.0, dtype=torch.float64)
+        sign[:, :-1][:, span.live] = torch.where(zeros, -1.0, 1.0).double()
+        sign[:, -1] = 1.0  # the input's own last entry is 1
+        points = torch.cat([span.firing, span.right[:, -1:]], 1) / span.values[:, None]
+        points = (points / points.norm(dim=0).clamp(min=1e-300)).T
+        at = torch.zeros(len(zeros), span.rank, dtype=torch.float64)
+        ridge = 1e-6 * torch.eye(span.rank, dtype=torch.float64)
+        right = torch.zeros(len(zeros), dtype=torch.bool)
+        for _ in range(NEWTON):
+            wrong = torch.sigmoid(-sign * (at @ points.T))
+            slope = -(wrong * sign) @ points + 1e-6 * at
+            curve = (points.T * (wrong * (1 - wrong))[:, None]) @ points + ridge
+            at = at - torch.linalg.solve_ex(curve, slope[..., None])[0][..., 0].nan_to_num()
+            right = right | (sign * (at @ points.T) > 0).all(1)
+        return right
 
     def bases(self) -> list[Tensor]:
         """Return bases [k, k] of the candidates with most zeros, and of shuffled ones; none from too few."""
@@ -212,28 +231,6 @@ class DirectionCandidates:
                 break
             bases.append(basis if len(basis) == self.span.rank else completed(basis))
         return bases
-
-
-def _possible(span: GradientSpan, zeros: Tensor) -> Tensor:
-    """Return [n] bool: whether some input of the row space fires all live units but `zeros` [n, l], and no dead one.
-
-    By logistic regression with a tiny penalty, which separates all separable units.
-    """
-    sign = torch.full((len(zeros), len(span.live) + 1), -1.0, dtype=torch.float64)
-    sign[:, :-1][:, span.live] = torch.where(zeros, -1.0, 1.0).double()
-    sign[:, -1] = 1.0  # the input's own last entry is 1
-    points = torch.cat([span.firing, span.right[:, -1:]], 1) / span.values[:, None]
-    points = (points / points.norm(dim=0).clamp(min=1e-300)).T
-    at = torch.zeros(len(zeros), span.rank, dtype=torch.float64)
-    ridge = 1e-6 * torch.eye(span.rank, dtype=torch.float64)
-    right = torch.zeros(len(zeros), dtype=torch.bool)
-    for _ in range(NEWTON):
-        wrong = torch.sigmoid(-sign * (at @ points.T))
-        slope = -(wrong * sign) @ points + 1e-6 * at
-        curve = (points.T * (wrong * (1 - wrong))[:, None]) @ points + ridge
-        at = at - torch.linalg.solve_ex(curve, slope[..., None])[0][..., 0].nan_to_num()
-        right = right | (sign * (at @ points.T) > 0).all(1)
-    return right
 
 
 def independent(q: Tensor) -> Tensor:

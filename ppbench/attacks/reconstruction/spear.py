@@ -15,6 +15,7 @@ from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.analytic import (
     AnalyticInversion,
     FirstLayer,
+    LayerRows,
     first_layer,
     guessed_labels,
     mean_image,
@@ -253,16 +254,23 @@ def separated_examples(
     victim: PosedVictim, layer: FirstLayer, bounds: tuple[float, float], draws: int
 ) -> Separation | None:
     """Return the inputs of `layer`, within `bounds`, in a victim's upload; None if they cannot be separated."""
-    evidence = victim.evidence
-    rows = None if evidence is None else layer.rows(evidence)
-    if evidence is None or evidence.params is None or rows is None or layer.bias is None:
+    read = read_layer(layer, victim.evidence, bounds)
+    if read is None:
+        return None
+    rows, known = read
+    return separate(rows.weight, rows.bias, known, victim.size[0], victim.generator, draws)
+
+
+def read_layer(
+    layer: FirstLayer | None, evidence: Evidence | None, bounds: tuple[float, float]
+) -> tuple[LayerRows, PublicLayer] | None:
+    """Return a layer's gradient and its public values, inputs within `bounds`; None unless all of both are finite."""
+    rows = None if layer is None or evidence is None else layer.rows(evidence)
+    if layer is None or evidence is None or evidence.params is None or rows is None or layer.bias is None:
         return None
     weight, bias = (evidence.params[name].detach().double().cpu() for name in (layer.weight, layer.bias))
-    whole = (rows.seen > 0).all() and (rows.seen_bias > 0).all() and weight.isfinite().all() and bias.isfinite().all()
-    if not bool(whole):
-        return None
-    known = PublicLayer(weight, bias, *bounds)
-    return separate(rows.weight, rows.bias, known, victim.size[0], victim.generator, draws)
+    whole = bool((rows.seen > 0).all() and (rows.seen_bias > 0).all()) and finite((weight, bias))
+    return (rows, PublicLayer(weight, bias, *bounds)) if whole else None
 
 
 def arranged(victim: PosedVictim, evidence: Evidence, inputs: Tensor, count: int) -> tuple[Tensor, Tensor]:
