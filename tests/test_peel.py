@@ -18,15 +18,18 @@ from torch import Tensor, nn
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.peel import Peel, Spectrum, opponent_variation, opponents
-from ppbench.attacks.reconstruction.peeling import (
+from ppbench.attacks.reconstruction.peel import (
     RECTIFIED,
     ConvBlock,
     KnownOutput,
+    Peel,
     PeeledLayer,
+    Spectrum,
     chain_of,
     cut_small,
     inner_inputs,
+    opponent_variation,
+    opponents,
     tiled,
     untiled,
 )

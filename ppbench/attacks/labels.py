@@ -303,8 +303,7 @@ def _signal(weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return the signal of labels [C] float64, on the CPU: the bias's gradient, else the row sums of the weight's."""
     if bias is not None:
         return bias.detach().double().cpu()
-    if weight is None:
-        raise ValueError("a head's gradient is that of a weight, of a bias, or of both")
+    assert weight is not None  # callers have checked
     return weight.detach().sum(1).double().cpu()
 
 

@@ -106,12 +106,9 @@ def wiring(plan: Plan) -> Wiring | None:
     frozen. All linear layers and the head have biases or, with (leaky) ReLUs on inputs that are not negative, none has.
     A maximum pool would pass the brightest of four pixels only.
     """
-    module = plan.net.module
-    if module.layers is None or type(module.head) is not nn.Linear or plan.net.frozen_parameters:
-        return None
-    layers = _layers(module.layers)
+    layers, module = _layers(plan), plan.net.module
     linear = [layer for layer in layers or () if isinstance(layer.module, nn.Linear)]
-    if layers is None or not linear or plan.loss == "bce":
+    if layers is None or not linear:
         return None
     place, biases = (
         layers.index(linear[0]),
@@ -126,18 +123,18 @@ def wiring(plan: Plan) -> Wiring | None:
 @lru_cache
 def convolutions(plan: Plan) -> tuple[WiredLayer, ...]:
     """Return the layers of a network of convolutions and a head, none frozen; () for other networks."""
-    module = plan.net.module
-    if module.layers is None or type(module.head) is not nn.Linear or plan.net.frozen_parameters or plan.loss == "bce":
-        return ()
-    layers = _layers(module.layers) or []
-    known = all(isinstance(layer.module, nn.Conv2d) for layer in layers) and module.head.bias is not None
+    layers = _layers(plan) or []
+    known = all(isinstance(layer.module, nn.Conv2d) for layer in layers) and plan.net.module.head.bias is not None
     return tuple(layers) if known else ()
 
 
-def _layers(features: nn.Sequential) -> list[WiredLayer] | None:
-    """Return the layers with weights, in order; None if any layer is unsupported."""
-    layers: list[WiredLayer] = []
-    for name, module in features.named_children():
+def _layers(plan: Plan) -> list[WiredLayer] | None:
+    """Return the layers with weights before a linear head, in order; None if any is unsupported, or frozen."""
+    network, layers = plan.net.module, list[WiredLayer]()
+    plain = type(network.head) is nn.Linear and not plan.net.frozen_parameters and plan.loss != "bce"
+    if network.layers is None or not plain:
+        return None
+    for name, module in network.layers.named_children():
         last = layers[-1] if layers else None
         if type(module) is nn.Linear or (type(module) is nn.Conv2d and _plain(module)):
             layers.append(WiredLayer(f"features.{name}", module, nn.Identity()))

@@ -64,9 +64,7 @@ class AdaptiveDP(Attack):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the noise law of the defense; a mean of U uploads has 1/sqrt(U) of its std."""
-        noise, evidence = view.defense.noise(view.plan), view.defense.evidence(view)
-        laws = (None if noise is None else replace(noise, std=noise.std / math.sqrt(len(e.unit))) for e in evidence)
-        return [replace(e, noise=law) for e, law in zip(evidence, laws, strict=True)]
+        return with_law(view.defense.noise(view.plan), view.defense.evidence(view))
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge; zero or non-finite observations get their start image."""
@@ -163,6 +161,12 @@ class AdaptiveDP(Attack):
         return match_gradients(
             evidence, start, view.plan, budget=budgets, stop=stops, unit=unit, prior=prior, settings=LBFGSSettings()
         )
+
+
+def with_law(law: Noise | None, evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Return evidence with the noise law of single uploads; a mean of U uploads has 1/sqrt(U) of its std."""
+    stds = [0.0 if law is None else law.std / math.sqrt(len(e.unit)) for e in evidence]
+    return [replace(e, noise=law and replace(law, std=std)) for e, std in zip(evidence, stds, strict=True)]
 
 
 def _begun_at(start: Starts, guess: Guess | None) -> Starts:

@@ -190,14 +190,8 @@ class _Tangent:
 
     def moved(self, other: _Tangent) -> float:
         """Return the largest change to another tangent, relative to its numbers."""
-        gaps = (
-            np.abs(a - b).max() / max(np.abs(a).max(), 1e-300) for a, b in zip(self._parts, other._parts, strict=True)
-        )
-        return float(max(gaps))
-
-    @property
-    def _parts(self) -> tuple[Floats, Floats]:
-        return self.slope, self.constant
+        pairs = (self.slope, other.slope), (self.constant, other.constant)
+        return float(max(np.abs(a - b).max() / max(np.abs(a).max(), 1e-300) for a, b in pairs))
 
 
 @dataclass(frozen=True)
