@@ -20,7 +20,6 @@ from ppbench.federation.bounds import whole_number
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.threats import TARGET
 from ppbench.federation.view import View
-from ppbench.federation.wire import Slot
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,10 @@ class AdaptiveEncrypted(AdaptiveDP):
         clients = view.plan.clients
         members = range(1 if self.colluders == 0 else max(1, clients - self.colluders), clients)
         opened = with_law(view.defense.noise(view.plan), view.defense.opened(view, members))
-        return [replace(e, unit=_target(e)) for e in opened]
+        return [replace(e, unit=tuple(slot for slot in e.unit if slot.client == TARGET)) for e in opened]
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge."""
         if view.defense.noise(view.plan) is None:
             return invert_evidence(self.evidence(view), view.plan, challenges, generator, self.budget)
         return super().run(view, challenges, generator)
-
-
-def _target(evidence: Evidence) -> tuple[Slot, ...]:
-    return tuple(slot for slot in evidence.unit if slot.client == TARGET)

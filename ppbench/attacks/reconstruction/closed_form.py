@@ -27,8 +27,7 @@ from ppbench.attacks.reconstruction.linear_systems import Prior, Solution
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.attacks.reconstruction.spear import batch_mismatch
 from ppbench.attacks.reconstruction.stage_inputs import ROUNDING, KnownMaps, StageGradient, StageProblem
-from ppbench.attacks.reconstruction.stages import ConvolutionStage, Stages, stages_of
-from ppbench.attacks.reconstruction.walk import pair, walk
+from ppbench.attacks.reconstruction.stages import ConvolutionStage, Stages, pair, stages_of, walk
 from ppbench.base.tree import Params, Recent, values_digest
 from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
@@ -265,7 +264,7 @@ def _descended(
         solution, below = problem.solved()
         doubtful = solution.backward > SUSPECT and 2 * solution.determined > solution.u.size
         if len(layers) == 1 and layers[0].exact and doubtful:
-            other, other_below = problem.with_secret_cotangents().solved()
+            other, other_below = replace(problem, known=replace(problem.known, cotangents=None)).solved()
             if other.backward < SUSPECT * solution.backward:
                 solution, below, hidden = other, other_below, True
         layers.append(_report(stage, solution, prior, layers[-1].exact))

@@ -146,7 +146,7 @@ class DirectionCandidates:
         """Return log odds [CORNER_DRAWS, l] of rows from a corner: the input with the least entry in a direction."""
         span, rank = self.span, self.span.rank
         direction = torch.randn(rank, generator=self.generator, dtype=torch.float64)
-        others = independent(self.directions[self.zeros.sum(1).argsort(descending=True, stable=True)[: FEW * rank]])
+        others = independent(self.sparsest(FEW * rank))
         others = others / span.values
         chosen = torch.rand(len(others), generator=self.generator) < torch.rand(1, generator=self.generator)
         one = torch.cat([self.one, others[chosen] / others[chosen].norm(dim=1, keepdim=True)])
@@ -163,6 +163,11 @@ class DirectionCandidates:
             return torch.zeros(CORNER_DRAWS, len(span.rows), dtype=torch.float64)
         fires = (torch.from_numpy(corner) / span.values @ span.firing)[span.live]
         return (-SHARP * fires / fires.std()).clamp(-6, 3).expand(CORNER_DRAWS, -1)
+
+    def sparsest(self, count: int | None = None, jitter: Tensor | float = 0.0) -> Tensor:
+        """Return the candidates [n, k] with most zeros first, at most `count`; jitter: [n] added to their numbers."""
+        zeros = self.zeros.sum(1).double() + jitter
+        return self.directions[zeros.argsort(descending=True, stable=True)[:count]]
 
     def take(self, odds: Tensor) -> None:
         """Add the directions that vanish on rows drawn by log odds [n, l], and on others."""
@@ -221,12 +226,10 @@ class DirectionCandidates:
 
     def bases(self) -> list[Tensor]:
         """Return bases [k, k] of the candidates with most zeros, and of shuffled ones; none from too few."""
-        count, bases = self.zeros.sum(1).double(), []
-        for i in range(SHUFFLES if len(count) else 0):
-            jitter = i * torch.rand(len(count), generator=self.generator, dtype=torch.float64)
-            basis = independent(
-                self.directions[(count + jitter).argsort(descending=True, stable=True)[: FEW * self.span.rank]]
-            )
+        count, bases = len(self.zeros), []
+        for i in range(SHUFFLES if count else 0):
+            jitter = i * torch.rand(count, generator=self.generator, dtype=torch.float64)
+            basis = independent(self.sparsest(FEW * self.span.rank, jitter))
             if len(basis) < self.span.rank - 1:
                 break
             bases.append(basis if len(basis) == self.span.rank else completed(basis))

@@ -76,10 +76,6 @@ class Sparse(DirectionCandidates):
         closeness = -(out / width).nan_to_num(nan=1e6, posinf=1e6).log()
         return (closeness - closeness.mean()) / closeness.std().clamp(min=1e-9)
 
-    def sparsest(self) -> Tensor:
-        """Return the independent candidates [<= k, k] with most zeros, by greedy choice."""
-        return independent(self.directions[self.zeros.sum(1).argsort(descending=True, stable=True)])
-
 
 def inputs_by_rank(change: Tensor, layer: PublicLayer, count: int, generator: torch.Generator) -> Tensor | None:
     """Return the inputs [k, D] float64 of at most `count` examples in a change [m, D + 1] of [W, b].
@@ -93,7 +89,7 @@ def inputs_by_rank(change: Tensor, layer: PublicLayer, count: int, generator: to
     slack, inputs = OUT_OF_RANGE * (layer.high - layer.low), None
     while search.draws < DRAWS and (inputs is None or search.draws - since < STALE):
         search.more()
-        basis = search.sparsest()
+        basis = independent(search.sparsest())
         sparsity = int(span.zeros(basis).sum()) if len(basis) == span.rank else -1
         if sparsity > best:
             best, since = sparsity, search.draws

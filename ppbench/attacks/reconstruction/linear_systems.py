@@ -21,8 +21,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from ppbench.attacks.reconstruction.stages import ConvolutionStage, Places
-from ppbench.attacks.reconstruction.walk import IntPair
+from ppbench.attacks.reconstruction.stages import ConvolutionStage, IntPair, Places
 from ppbench.metrics.intervals import Floats
 
 PROBES = 8

@@ -12,7 +12,7 @@ No defense of ppbench falls to it: they draw noise from a stream cipher (`ppbenc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal
@@ -123,9 +123,11 @@ def _cleaned(observed: Params, plan: Plan, law: Noise | None, scales: tuple[floa
     upload, bare = flat.double().numpy(), bare_entries(plan)
     if len(bare) != len(upload) or not np.isfinite(upload).all():
         return None
+    by_tensor = [value.numel() for value in observed.values()]
+    draws = [by_tensor, [sum(by_tensor)]] if len(by_tensor) > 1 else [by_tensor]  # tensor by tensor, or all at once
     for scale in noise_scales(upload[bare], law, scales):
         unit = upload / _of_tensors(observed, law, scale)
-        for sizes in possible_draws(observed):
+        for sizes in draws:
             replayed = replayed_noise(unit, bare, sizes)
             if replayed is not None:
                 noise = replayed * torch.from_numpy(_of_tensors(observed, law, scale)).float()
@@ -148,12 +150,6 @@ def noise_scales(bare: _Floats, law: Noise | None, scales: Sequence[float]) -> l
         return [law.std]
     decimals = [float(f"{size:.{digits}g}") for digits in (1, 2, 3)]
     return [scale for scale in dict.fromkeys([*scales, *decimals]) if abs(scale / size - 1) < 0.1]
-
-
-def possible_draws(observed: Params) -> Iterator[list[int]]:
-    """Yield how the numbers may have been drawn: the sizes of the draws, tensor by tensor, or all at once."""
-    sizes = [value.numel() for value in observed.values()]
-    yield from ([sizes, [sum(sizes)]] if len(sizes) > 1 else [sizes])
 
 
 @lru_cache(maxsize=8)
@@ -267,14 +263,11 @@ def replayed_noise(noise: _Floats, bare: _Flags, sizes: Sequence[int]) -> torch.
     solved = solved_state(known)
     if solved is None:
         return None
-    replay = _drawn_by(generator_before(*solved), sizes)
+    generator = generator_before(*solved)
+    replay = torch.cat([torch.randn(size, generator=generator, dtype=torch.float32) for size in sizes])
     checked = entries[kept_back].ravel()
     apart = np.abs(replay.double().numpy()[checked] - noise[checked])
     return replay if len(checked) and bool((apart < AGREES).mean() > 0.99) else None
-
-
-def _drawn_by(generator: torch.Generator, sizes: Sequence[int]) -> torch.Tensor:
-    return torch.cat([torch.randn(size, generator=generator, dtype=torch.float32) for size in sizes])
 
 
 def densest(known: KnownWords) -> KnownWords:

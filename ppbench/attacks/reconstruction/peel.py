@@ -29,6 +29,7 @@ from ppbench.attacks.reconstruction.search.starts import posed, usable
 from ppbench.attacks.reconstruction.spear import batch_mismatch
 from ppbench.attacks.reconstruction.stages import (
     ELEMENTWISE,
+    Call,
     Elementwise,
     MapShape,
     Stages,
@@ -38,7 +39,6 @@ from ppbench.attacks.reconstruction.stages import (
     pooling_window,
     read_stages,
 )
-from ppbench.attacks.reconstruction.walk import Call
 from ppbench.base.tree import Params
 from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
@@ -219,11 +219,9 @@ class PeeledLayer:
 
     def gradient(self, u: Tensor, shares: Tensor, index: Tensor) -> Tensor:
         """Return the weights' gradient [S, O, K] for inputs u, with cotangents divided by these shares."""
-        return torch.einsum("sol,skl->sok", self.cotangent(shares, index).flatten(2), self._patches(u))
-
-    def _patches(self, u: Tensor) -> Tensor:
         window = self.block.window
-        return F.unfold(u, window.kernel, padding=window.padding, stride=window.stride)
+        patches = F.unfold(u, window.kernel, padding=window.padding, stride=window.stride)
+        return torch.einsum("sol,skl->sok", self.cotangent(shares, index).flatten(2), patches)
 
     def cotangent(self, shares: Tensor, index: Tensor) -> Tensor:
         """Return the cotangent of the convolution's output [S, O, h, w]."""
@@ -480,7 +478,10 @@ class Peel(Attack):
         params = {name: value.detach().double() for name, value in (group[0].params or {}).items()}
         observed = [{name: value.detach().double() for name, value in evidence.observed.items()} for evidence in group]
         chain = chain_of(plan, params)
-        if chain is None or not all(_holds(chain, seen) for seen in observed):
+        if chain is None:
+            return
+        needed = {chain.weight, chain.bias, *(block.name for block in chain.stages)}
+        if not all(needed <= seen.keys() for seen in observed):
             return
         known, spent = _features(chain, params, observed), torch.zeros(len(group), dtype=torch.int64)
         for before, block in reversed([*zip(chain.stages[:-1], chain.stages[1:], strict=True)]):
@@ -497,11 +498,6 @@ class Peel(Attack):
 def _begins_with_blocks(plan: Plan) -> bool:
     """Return whether a plan's network is such a chain; cached, since every cell needs it and it runs the network."""
     return chain_of(plan, initial(plan.spec, 0)) is not None
-
-
-def _holds(chain: Stages[ConvBlock], seen: Params) -> bool:
-    """Return whether all tensors that layers are read from were observed."""
-    return {chain.weight, chain.bias, *(block.name for block in chain.stages)} <= seen.keys()
 
 
 def _features(chain: Stages[ConvBlock], params: Params, observed: Sequence[Params]) -> KnownOutput:

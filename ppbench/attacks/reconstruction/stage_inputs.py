@@ -213,10 +213,6 @@ class StageProblem:
         """The convolution."""
         return LinearConvolution(self.weight, self.stage.taps, self.stage.inputs)
 
-    def with_secret_cotangents(self) -> StageProblem:
-        """Return the same problem without the cotangents of its output."""
-        return replace(self, known=replace(self.known, cotangents=None))
-
     def linearized(self) -> LayerSystem:
         """Return the systems with the activation replaced by its tangent where the known output puts its input."""
         tangent, known = self._tangent(self._start()), self.known.cotangents

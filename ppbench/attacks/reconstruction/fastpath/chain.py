@@ -41,7 +41,7 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     leaky_relu,
     max_pool,
 )
-from ppbench.attacks.reconstruction.walk import Call, walk
+from ppbench.attacks.reconstruction.stages import Call, walk
 from ppbench.base.tree import Params, filled, leaves
 from ppbench.federation.evidence import EXPLAINED_FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan
@@ -183,7 +183,11 @@ def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[ChainS
     """
     if plan.loss not in OUTPUTS or plan.net.frozen_parameters:
         return None
-    layers = _sequence(plan, params)
+    network, layers = plan.net.module, None
+    if network.layers is not None:
+        layers = [*_flat_layers("features", network.layers), ("head", network.head)]
+    elif isinstance(network, UserNetwork):
+        layers = _called_layers(plan, params)
     if layers is None:
         return None
     steps: list[ChainStep] = []
@@ -200,13 +204,6 @@ def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[ChainS
 
 NamedLayer = tuple[str, nn.Module]
 """A layer, and the prefix of its parameters."""
-
-
-def _sequence(plan: Plan, params: Params) -> list[NamedLayer] | None:
-    """Return the layers that a network applies one after another, the head last; None if it does something else."""
-    if plan.net.module.layers is None:
-        return _called_layers(plan, params) if isinstance(plan.net.module, UserNetwork) else None
-    return [*_flat_layers("features", plan.net.module.layers), ("head", plan.net.module.head)]
 
 
 def _flat_layers(prefix: str, layers: nn.Sequential) -> Iterator[NamedLayer]:
