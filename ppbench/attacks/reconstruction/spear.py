@@ -196,19 +196,14 @@ class Spear(AnalyticInversion):
         separation = separated_examples(victim, layer, victim.plan.data_range, self.draws)
         if separation is None:
             return super()._answer(victim, layer)
-        guess = self._batch(victim, victim.evidence, separation)
+        images = separation.inputs.nan_to_num().clamp(*victim.plan.data_range)
+        order, y = arranged(victim, victim.evidence, images, victim.size[0])
+        x = images[order].view(victim.size)
+        mismatch = batch_mismatch(victim.evidence, victim.plan, x, y)
+        guess = Guess(x=x.float(), y=y, confidence=mismatch, evaluations=1)
         if bool((separation.agreement == 1).all()):
             return guess
         return self._peeled(victim, layer, guess, separation.cotangents)
-
-    def _batch(self, victim: PosedVictim, evidence: Evidence, separation: Separation) -> Guess:
-        """Return the guess that a separation gives."""
-        count, (low, high) = victim.size[0], victim.plan.data_range
-        images = separation.inputs.nan_to_num().clamp(low, high)
-        order, y = arranged(victim, evidence, images, count)
-        x = images[order].view(victim.size)
-        mismatch = batch_mismatch(evidence, victim.plan, x, y)
-        return Guess(x=x.float(), y=y, confidence=mismatch, evaluations=1)
 
     def _peeled(self, victim: PosedVictim, layer: FirstLayer, guess: Guess, cotangents: Tensor) -> Guess:
         """Return the guess with uncertain images computed from what the certain ones leave unexplained.
