@@ -131,12 +131,9 @@ def bin_trap(wired: Wiring, params: Params, before: Before, loud: bool) -> Param
         places = torch.linspace(float(thresholds[1]), float(thresholds[-1]), 4096, dtype=torch.float64)
         sums = wired.trap.activation(gains * (places[:, None] - thresholds)) @ coefficients
         middle = float((sums.max() + sums.min()) / 2)
-    values = {}
-    for part, value in (("weight", weight), ("bias", bias), ("", coefficients)):
-        like = params[f"{wired.trap.name}.{part or 'bias'}"]
-        values[part] = padded(value, like)
-    trap = {f"{wired.trap.name}.{part}": values[part] for part in ("weight", "bias")}
-    return trap | carried(wired, params, values[""], middle, before.plan.loss)
+    name, like = wired.trap.name, params[f"{wired.trap.name}.bias"]
+    trap = {f"{name}.weight": padded(weight, params[f"{name}.weight"]), f"{name}.bias": padded(bias, like)}
+    return trap | carried(wired, params, padded(coefficients, like), middle, before.plan.loss)
 
 
 def padded(value: Tensor, like: Tensor) -> Tensor:
