@@ -398,6 +398,12 @@ class WholeGradient:
         return normal, slopes.T @ residual + self.off(z)
 
 
+def corrected(whole: WholeGradient, z: Tensor) -> Minimum:
+    """Return where damped Gauss-Newton steps from z end."""
+    enough = whole.rows * (BATCH_EXPLAINED / ROUNDING) ** 2
+    return gauss_newton_minimum(whole, z, cost=sum(whole.widths), steps=BATCH_STEPS, progress=CONVERGED, enough=enough)
+
+
 @dataclass(frozen=True)
 class RebuiltBatch:
     """Images [B, *shape] float64 of a batch with labels [B], how well they were determined, evaluations spent."""
@@ -442,11 +448,9 @@ def rebuilt_batch(
     if images is None:
         return None
     unknown = [torch.from_numpy(images), examples.cotangents, *([examples.cotangents @ head] if whole.secret else [])]
-    start, cost = torch.cat([part.flatten() for part in unknown]), sum(whole.widths)
-    enough = whole.rows * (BATCH_EXPLAINED / ROUNDING) ** 2
-    end = gauss_newton_minimum(whole, start, cost=cost, steps=BATCH_STEPS, progress=CONVERGED, enough=enough)
+    end = corrected(whole, torch.cat([part.flatten() for part in unknown]))
     x, cotangents, _ = whole.parts(end.z)
-    spent = end.evaluations + cost  # the reports linearize once more
+    spent = end.evaluations + sum(whole.widths)  # the reports linearize once more
     return RebuiltBatch(
         x.view(-1, *plan.spec.shape), cotangents.argmin(1), _reports(stages, whole, end, examples), spent
     )
