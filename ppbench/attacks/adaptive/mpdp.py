@@ -244,7 +244,7 @@ class ExactEvidence:
     def __init__(self, view: View, defense: ModelPerturbation) -> None:
         self.view, self.defense, self.shared = view, defense, Shared(view.plan)
         self.expansion = defense.expansion(view.plan)
-        self.folded: dict[int, tuple[Params, Params]] = {}
+        self.folded: list[tuple[Params, Params, Params]] = []
 
     def gradient(self, exchange: Exchange, g: Params) -> Evidence:
         """Return the exact gradient at the true weights (server), or at weights that a listener can make of them.
@@ -277,9 +277,9 @@ class ExactEvidence:
         conditioned as at weights without hidden scales. A gradient at `weights` is the quotient times that at the
         returned ones. Computed once per broadcast `perturbed`.
         """
-        known = id(self.shared.same(perturbed))
-        if known in self.folded:
-            return self.folded[known]
+        for known, params, factor in self.folded:
+            if all(torch.equal(known[n], value) for n, value in perturbed.items()):
+                return params, factor
         odd, between = self.expansion.split(weights)
         between = {n: torch.where(value == 0, 1.0, value) for n, value in between.items()}  # no server sends zeros
         ones = {n: torch.ones_like(value) for n, value in odd.items()}
@@ -287,7 +287,7 @@ class ExactEvidence:
         free = channels_of(self.view.plan.spec)
         units = free.multipliers(canonical_scales(free, params).to(weights[HEAD_WEIGHT].device))
         params, factor = ({n: units[n] * value for n, value in tree.items()} for tree in (params, factor))
-        self.folded[known] = params, factor
+        self.folded.append((perturbed, params, factor))
         return params, factor
 
     def channels(self, unit: tuple[Slot, ...], broadcast: Perturbed, answer: Surrogates) -> Evidence:
