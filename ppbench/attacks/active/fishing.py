@@ -17,14 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.attacks.active.wiring import (
-    WRONG,
-    ActiveInversion,
-    WiredLayer,
-    convolutions,
-    passing,
-    silent_weights,
-)
+from ppbench.attacks.active.wiring import WRONG, ActiveInversion, WiredLayer, convolutions, passing, silent_weights
 from ppbench.base.tree import Params
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence

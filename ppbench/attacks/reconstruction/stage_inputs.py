@@ -13,12 +13,7 @@ import numpy as np
 import scipy.linalg as sl
 import torch
 
-from ppbench.attacks.reconstruction.linear_systems import (
-    LayerSystem,
-    LinearConvolution,
-    Prior,
-    Solution,
-)
+from ppbench.attacks.reconstruction.linear_systems import LayerSystem, LinearConvolution, Prior, Solution
 from ppbench.attacks.reconstruction.stages import ConvolutionStage
 from ppbench.federation.plan import Noise
 from ppbench.metrics.intervals import Floats
