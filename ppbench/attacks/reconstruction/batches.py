@@ -367,8 +367,7 @@ class WholeGradient:
     def residual(self, z: Tensor) -> Tensor:
         """Return the weighted difference [rows] to the observed gradient; 1 is rounding."""
         seen = torch.cat([self._root[name] * value.flatten() for name, value in self.observed.items()])
-        difference: Tensor = vmap(self._one)(*self.parts(z)).sum(0) - seen
-        return difference
+        return vmap(self._one)(*self.parts(z)).sum(0) - seen
 
     def slopes(self, z: Tensor) -> Tensor:
         """Return the derivatives [rows, unknowns] of `residual`."""

@@ -131,8 +131,7 @@ def untiled(block: ConvBlock, tiles: Tensor, size: tuple[int, int]) -> Tensor:
     """Return the inverse of `tiled`: [S, C, *size], 0 outside of tiles."""
     side = block.side
     whole = tiles.unflatten(-1, (side, side)).transpose(-2, -3).flatten(-2).flatten(-3, -2)
-    padded: Tensor = F.pad(whole, (0, size[1] - whole.shape[-1], 0, size[0] - whole.shape[-2]))
-    return padded
+    return F.pad(whole, (0, size[1] - whole.shape[-1], 0, size[0] - whole.shape[-2]))
 
 
 TEMPERATURES = (3.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.015)

@@ -126,8 +126,7 @@ def make_trace(function: TensorFunction, tensors: Sequence[Tensor]) -> TensorFun
         # it warns that each length becomes a constant, which is intended
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         graph, _ = record(lambda *inputs: function(*inputs), tuple(tensors))
-    traced: TensorFunction = torch._C._create_function_from_graph("traced", graph)
-    return traced
+    return torch._C._create_function_from_graph("traced", graph)
 
 
 @dataclass(frozen=True)

@@ -255,8 +255,7 @@ class Summed(Convolution):
         for i in range(high.kernel):
             for j in range(wide.kernel):
                 total[..., high.met(i), wide.met(j)] += patches[:, :, i, j]
-        images: Tensor = total[..., high.inner, wide.inner]
-        return images
+        return total[..., high.inner, wide.inner]
 
 
 class Gathered(Convolution):
@@ -293,8 +292,7 @@ class Gathered(Convolution):
         phases = dropped.view(len(dropped), channels, high.stride, wide.stride, high.length, wide.length)
         total = phases.permute(0, 1, 4, 2, 5, 3)
         total = total.reshape(len(dropped), channels, high.length * high.stride, wide.length * wide.stride)
-        images: Tensor = total[..., high.shown, wide.shown]
-        return images
+        return total[..., high.shown, wide.shown]
 
 
 def convolution(
