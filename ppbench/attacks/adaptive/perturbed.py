@@ -189,7 +189,7 @@ def noiseless_moments(plan: Plan, upload: Surrogates, params: Params) -> Moments
     return Moments(square, both - outputs, 2 * outputs - both)
 
 
-# -- True outputs from masked ones, for the parties of PBPFL and MP-DP (estimators: mask_estimators) --
+# -- True outputs from masked ones, for the parties of PBPFL and MP-DP --
 # Feng et al. (2020), Lemma 3, and Yang et al. (2024), Theorem 7, argue that infinitely many masks explain one masked
 # output. That holds for one input without a label; each function here uses more, and returns outputs for any input.
 # A delivered or undefended model carries no mask: its outputs are returned unchanged.
@@ -334,7 +334,7 @@ def readable_uploads(view: View, uploads: list[Surrogates]) -> list[Surrogates]:
     return [view.defense.total(uploads) if isinstance(view.defense, PBPFLExt) else view.defense.mean(uploads)]
 
 
-# -- The true model's outputs from masked iterates, by the same means as `perturbed_membership` --
+# -- The true model's outputs from masked iterates --
 
 
 @dataclass(frozen=True)

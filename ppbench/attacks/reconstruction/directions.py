@@ -1,6 +1,6 @@
 """Directions in the column space of a gradient that vanish on many of its rows: candidates for one example each.
 
-`separation` defines the terms and says what the directions are for.
+`spear` defines the terms and says what the directions are for.
 """
 
 from __future__ import annotations

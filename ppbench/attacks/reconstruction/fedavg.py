@@ -253,7 +253,7 @@ class FedAvgInversion(DLG):
 
     On gradients, and on a single local step, it is iDLG. Under Adam it searches images whose gradient has the observed
     signs, with a total variation of weight `tv`. An evaluation costs as many gradients as there are local steps.
-    Batches that enter a linear layer followed by a ReLU are first solved by algebra (`steps`).
+    Batches that enter a linear layer followed by a ReLU are first solved by algebra (`by_rank`).
     """
 
     name: ClassVar[str] = "fedavg_inversion"

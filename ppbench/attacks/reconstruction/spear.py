@@ -171,7 +171,7 @@ def labels_of_inputs(plan: Plan, params: Params, observed: Params, inputs: Tenso
 class Spear(AnalyticInversion):
     """Exact inversion of batches: the cotangents of a ReLU layer are sparse, which separates the batch's examples.
 
-    If `separation.separate` succeeds, each input is exact up to the rounding of the upload. Uncertain inputs (one fires
+    If `separate` succeeds, each input is exact up to the rounding of the upload. Uncertain inputs (one fires
     all units that another does) are computed from what the gradients of the others leave unexplained. Otherwise, for
     single examples and for layers without biases, the answer is that of `analytic`.
 

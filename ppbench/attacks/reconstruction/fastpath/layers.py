@@ -1,4 +1,4 @@
-"""The layers of a chain: activations, flattening and pooling, beside the affine ones (terms as in `affine`)."""
+"""The layers of a chain: activations, flattening and pooling, beside the affine ones."""
 
 from __future__ import annotations
 
