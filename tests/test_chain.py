@@ -1,6 +1,7 @@
 """The chain's value and gradient against autograd's double backward, over random networks, batches and weights."""
 
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from hypothesis import strategies as st
 from observations import seeded
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath import chain
+from ppbench.attacks.reconstruction.fastpath import chain, convolution
 from ppbench.attacks.reconstruction.fastpath import chain as traces
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
-from ppbench.attacks.reconstruction.fastpath.convolution import Compact, Convolution, Gathered, Summed
-from ppbench.attacks.reconstruction.fastpath.layers import Full, Outer
+from ppbench.attacks.reconstruction.fastpath.convolution import SLICED, Compact, ConvolutionForm, Gathered, Summed
+from ppbench.attacks.reconstruction.fastpath.layers import Outer
 from ppbench.attacks.reconstruction.features import ChainBackbone, backbone_objective
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, Objective, SimulatedObjective, objective
 from ppbench.base.tree import Params
@@ -174,10 +175,11 @@ def test_every_way_back_is_the_one_of_autograd(kernel, stride, padding, size):
     z = module(x)
     cotangent = torch.rand(z.shape, generator=seeded(1), dtype=torch.float64)
     (expected,) = torch.autograd.grad(z, x, cotangent)
-    layer = Convolution(module, "layer", module.weight.detach(), None, False, size)
-    for way in (Compact(layer.form, x), Summed(layer.form), Summed(layer.form, sliced=0), Gathered(layer.form, x)):
-        weight = Full(layer.weight.rows, way.columns(layer.weight.rows))
-        assert torch.allclose(way.fold(way.drop(weight, way.cut(cotangent))), expected, atol=1e-12)
+    form = ConvolutionForm.of(module, size)
+    for kind, sliced in ((Compact, SLICED), (Summed, SLICED), (Summed, 0), (Gathered, SLICED)):
+        layer = kind(form, "layer", module.weight.detach(), None, False)
+        with patch.object(convolution, "SLICED", sliced):
+            assert torch.allclose(layer.fold(layer.drop(layer.weight, layer.cut(cotangent))), expected, atol=1e-12)
 
 
 LAYERS = {

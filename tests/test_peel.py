@@ -17,18 +17,22 @@ from torch import Tensor, nn
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.peel import Peel, Spectrum, opponent_variation, opponents
-from ppbench.attacks.reconstruction.peeling import (
+from ppbench.attacks.reconstruction.peel import (
     RECTIFIED,
     ConvBlock,
     KnownOutput,
+    Peel,
     PeeledLayer,
+    Spectrum,
     chain_of,
     cut_small,
     inner_inputs,
+    opponent_variation,
+    opponents,
     tiled,
     untiled,
 )
+from ppbench.attacks.reconstruction.stages import Window
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import Slot
@@ -102,14 +106,14 @@ def decibels(guess: Guess, truth: Tensor) -> float:
 def test_a_network_whose_layers_are_called_one_by_one_is_read_as_it_runs() -> None:
     chain = chain_of(plan := plan_of("test_peel:Quick"), initial(plan.spec, 0))
     assert chain is not None and chain.weight == "features.fc1.weight"
-    first, second = chain.blocks
+    first, second = chain.stages
     assert (first.inputs, first.outputs, first.side) == ((3, 32, 32), (6, 14, 14), 2)
     assert (second.inputs, second.outputs, second.name) == ((6, 14, 14), (16, 5, 5), "features.conv2.weight")
 
 
 def test_layers_in_a_sequence_are_read_the_same_way() -> None:
     chain = chain_of(plan := plan_of("cnn", (1, 8, 8)), initial(plan.spec, 0))
-    assert chain is not None and [block.padding for block in chain.blocks] == [(1, 1), (1, 1)]
+    assert chain is not None and [block.window.padding for block in chain.stages] == [(1, 1), (1, 1)]
     assert (chain.weight, chain.bias) == ("head.weight", "head.bias")
 
 
@@ -124,7 +128,9 @@ def test_what_is_no_chain_of_blocks_is_not_attacked(model: str) -> None:
 @given(st.integers(1, 3), st.integers(3, 9), st.integers(3, 9), st.integers(0, 99))
 def test_tiles_hold_what_pooling_sees_and_go_back_to_their_places(side: int, high: int, wide: int, seed: int) -> None:
     z = torch.randn(2, 3, high, wide, generator=seeded(seed))
-    block = ConvBlock("w", None, (1, 1), (0, 0), side, (1, high, wide), (3, high // side, wide // side))
+    block = ConvBlock(
+        "w", None, Window((1, 1), (1, 1)), side, (1, high, wide), (3, high, wide), (3, high // side, wide // side)
+    )
     tiles = tiled(block, z)
     assert torch.equal(tiles.amax(-1), F.max_pool2d(z, side))
     inside = torch.zeros_like(z)
@@ -139,7 +145,7 @@ def second_layer(image: Tensor) -> tuple[PeeledLayer, Tensor]:
     params, update = sent(plan, image, 3)
     chain = chain_of(plan, params)
     assert chain is not None
-    first, block = chain.blocks
+    first, block = chain.stages
     whole = {name: value.double() for name, value in params.items()}
     given_ = F.max_pool2d(F.relu(F.conv2d(image.double(), whole[first.name], whole[str(first.bias)])), 2)
     values = F.max_pool2d(F.relu(F.conv2d(given_, whole[block.name], whole[str(block.bias)])), 2)

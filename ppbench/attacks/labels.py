@@ -3,7 +3,7 @@
 With cross-entropy the gradient of the head's bias is the mean of p - onehot(y): only a class that is present can have a
 negative entry (iDLG, Zhao et al. 2020), and batch times the gradient counts the labels up to the predictions p. Smooth
 random images estimate p for a network that predicts much the same for all images, as before training. The set of
-possible classes is exact (`presence`). Without a bias, row c of the weight's gradient sums to the mean of
+possible classes is exact (`possible_classes`). Without a bias, row c of the weight's gradient sums to the mean of
 alpha (p_c - onehot(y)_c), alpha the sum of an example's features. Under the squared loss the exact identities of
 `label_histogram` come first.
 """
@@ -303,8 +303,7 @@ def _signal(weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return the signal of labels [C] float64, on the CPU: the bias's gradient, else the row sums of the weight's."""
     if bias is not None:
         return bias.detach().double().cpu()
-    if weight is None:
-        raise ValueError("a head's gradient is that of a weight, of a bias, or of both")
+    assert weight is not None  # callers have checked
     return weight.detach().sum(1).double().cpu()
 
 

@@ -17,36 +17,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.active.wiring import (
-    WRONG,
-    convolutions,
-    inverted_features,
-    of_targets,
-    passing,
-    plausible_images,
-    server_of,
-    silent_weights,
-)
-from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
+from ppbench.attacks.active.wiring import WRONG, ActiveInversion, WiredLayer, convolutions, passing, silent_weights
 from ppbench.base.tree import Params
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import View
 
 
 @dataclass(frozen=True)
-class ClassFishing(Attack):
+class ClassFishing(ActiveInversion):
     """The image of each class with one example in a batch; the mean image of classes with several.
 
     For networks of convolutions (and average pools) up to the head, which have no layer for trap weights.
     """
 
     name: ClassVar[str] = "fishing"
-    kind: ClassVar[Kind] = "reconstruction"
-    threats: ClassVar[tuple[str, ...]] = ("server-active/1", "server-active/1/sybil")
-    standard: ClassVar[bool] = False
     reference: ClassVar[str] = (
         "Wen et al., Fishing for User Data in Large-Batch Federated Learning via Gradient Magnification, ICML 2022"
     )
@@ -65,25 +50,10 @@ class ClassFishing(Attack):
         trap["head.bias"][0] = WRONG
         return Sent(trap, None if before.target is None else silent_weights(layers[-1], params, before.plan.loss))
 
-    def evidence(self, view: View) -> list[Evidence]:
-        """Return the defense's evidence; from a cohort where only the target has a gradient, the target's."""
-        return of_targets(view)
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess per challenge: each fished class's mean image, then grey ones; no labels."""
-        return [self._answer(victim, view) for victim in posed(self.evidence(view), view.plan, challenges, generator)]
-
-    def _answer(self, victim: PosedVictim, view: View) -> Guess:
-        images, server = victim.image("grey"), server_of(view, victim.challenge.unit[0])
-        row = None if victim.evidence is None else victim.evidence.observed.get("head.weight")
-        if row is None or server is None:
-            return Guess(x=images, evaluations=1)
-        params = {name: value.detach().cpu() for name, value in server.params.items()}
-        means = _means(view.plan, params, -view.plan.local.batch * row[1:].detach().double().cpu())
-        means_as_images = inverted_features(view.plan, convolutions(view.plan), params, means)
-        kept = plausible_images(means_as_images, view.plan)[: len(images)]
-        images[: len(kept)] = kept.float()
-        return Guess(x=images, evaluations=1)
+    def features(self, plan: Plan, params: Params, evidence: Evidence) -> tuple[Sequence[WiredLayer], Tensor]:
+        """Return the convolutions, and the mean features of each fished class."""
+        rows = evidence.observed.get("head.weight", torch.zeros(1, plan.net.feature_count))
+        return convolutions(plan), _means(plan, params, -plan.local.batch * rows[1:].detach().double().cpu())
 
 
 def _means(plan: Plan, params: Params, sums: Tensor) -> Tensor:

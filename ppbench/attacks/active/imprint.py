@@ -17,26 +17,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.active.wiring import (
+    ActiveInversion,
+    WiredLayer,
     Wiring,
     carried,
     entering,
-    inverted_features,
-    of_targets,
     passing,
-    plausible_images,
-    server_of,
     silent_weights,
     wiring,
 )
-from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import View
 
 BRIGHTNESS_MEAN, BRIGHTNESS_STD = 0.4, 0.12
 """Mean and standard deviation of a normal law of brightness, in units of the data range; without public examples."""
@@ -59,7 +54,7 @@ SHARP: Mapping[type[nn.Module], float] = {nn.Hardswish: 12.0, nn.Sigmoid: 12.0, 
 
 
 @dataclass(frozen=True)
-class Imprint(Attack):
+class Imprint(ActiveInversion):
     """Trap weights in the first hidden linear layer: recovers the images that fall into a bin of their own.
 
     Bins are equally likely on the public examples, by their leading principal direction; without any, by brightness and
@@ -72,9 +67,6 @@ class Imprint(Attack):
     loud: bool = True
 
     name: ClassVar[str] = "imprint"
-    kind: ClassVar[Kind] = "reconstruction"
-    threats: ClassVar[tuple[str, ...]] = ("server-active/1", "server-active/1/sybil")
-    standard: ClassVar[bool] = False
     reference: ClassVar[str] = (
         "Fowl et al., Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models, "
         "ICLR 2022; Boenisch et al., When the Curious Abandon Honesty, EuroS&P 2023; Pasquini et al., Eluding Secure "
@@ -93,25 +85,10 @@ class Imprint(Attack):
         trap |= (bin_trap if wired.biased else ratio_trap)(wired, trap, before, self.loud)
         return Sent(trap, None if before.target is None else silent_weights(wired.last, params, before.plan.loss))
 
-    def evidence(self, view: View) -> list[Evidence]:
-        """Return the defense's evidence; from a cohort where only the target has a gradient, the target's."""
-        return of_targets(view)
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess per challenge: the images in bins, then grey ones; no labels."""
-        victims = posed(self.evidence(view), view.plan, challenges, generator)
-        return [self._answer(victim, view) for victim in victims]
-
-    def _answer(self, victim: PosedVictim, view: View) -> Guess:
-        images = victim.image("grey")
-        server = server_of(view, victim.challenge.unit[0])
-        if victim.evidence is None or server is None:
-            return Guess(x=images, evaluations=1)
-        wired, params = _wired(view.plan), {name: value.detach().cpu() for name, value in server.params.items()}
-        rows = (bin_rows if wired.biased else ratio_rows)(wired, params, victim.evidence, view.plan)
-        kept = plausible_images(inverted_features(view.plan, wired.before, params, rows), view.plan)[: len(images)]
-        images[: len(kept)] = kept.float()
-        return Guess(x=images, evaluations=1)
+    def features(self, plan: Plan, params: Params, evidence: Evidence) -> tuple[Sequence[WiredLayer], Tensor]:
+        """Return the layers before the trap, and the features in its bins."""
+        wired = _wired(plan)
+        return wired.before, (bin_rows if wired.biased else ratio_rows)(wired, params, evidence, plan)
 
 
 @dataclass(frozen=True)
@@ -154,12 +131,9 @@ def bin_trap(wired: Wiring, params: Params, before: Before, loud: bool) -> Param
         places = torch.linspace(float(thresholds[1]), float(thresholds[-1]), 4096, dtype=torch.float64)
         sums = wired.trap.activation(gains * (places[:, None] - thresholds)) @ coefficients
         middle = float((sums.max() + sums.min()) / 2)
-    values = {}
-    for part, value in (("weight", weight), ("bias", bias), ("", coefficients)):
-        like = params[f"{wired.trap.name}.{part or 'bias'}"]
-        values[part] = padded(value, like)
-    trap = {f"{wired.trap.name}.{part}": values[part] for part in ("weight", "bias")}
-    return trap | carried(wired, params, values[""], middle, before.plan.loss)
+    name, like = wired.trap.name, params[f"{wired.trap.name}.bias"]
+    trap = {f"{name}.weight": padded(weight, params[f"{name}.weight"]), f"{name}.bias": padded(bias, like)}
+    return trap | carried(wired, params, padded(coefficients, like), middle, before.plan.loss)
 
 
 def padded(value: Tensor, like: Tensor) -> Tensor:

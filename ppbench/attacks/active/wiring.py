@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp, vjp
 
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.base.tree import Params
 from ppbench.federation.contract import Server
 from ppbench.federation.evidence import Evidence, simulation
@@ -103,12 +106,9 @@ def wiring(plan: Plan) -> Wiring | None:
     frozen. All linear layers and the head have biases or, with (leaky) ReLUs on inputs that are not negative, none has.
     A maximum pool would pass the brightest of four pixels only.
     """
-    module = plan.net.module
-    if module.layers is None or type(module.head) is not nn.Linear or plan.net.frozen_parameters:
-        return None
-    layers = _layers(module.layers)
+    layers, module = _layers(plan), plan.net.module
     linear = [layer for layer in layers or () if isinstance(layer.module, nn.Linear)]
-    if layers is None or not linear or plan.loss == "bce":
+    if layers is None or not linear:
         return None
     place, biases = (
         layers.index(linear[0]),
@@ -123,18 +123,18 @@ def wiring(plan: Plan) -> Wiring | None:
 @lru_cache
 def convolutions(plan: Plan) -> tuple[WiredLayer, ...]:
     """Return the layers of a network of convolutions and a head, none frozen; () for other networks."""
-    module = plan.net.module
-    if module.layers is None or type(module.head) is not nn.Linear or plan.net.frozen_parameters or plan.loss == "bce":
-        return ()
-    layers = _layers(module.layers) or []
-    known = all(isinstance(layer.module, nn.Conv2d) for layer in layers) and module.head.bias is not None
+    layers = _layers(plan) or []
+    known = all(isinstance(layer.module, nn.Conv2d) for layer in layers) and plan.net.module.head.bias is not None
     return tuple(layers) if known else ()
 
 
-def _layers(features: nn.Sequential) -> list[WiredLayer] | None:
-    """Return the layers with weights, in order; None if any layer is unsupported."""
-    layers: list[WiredLayer] = []
-    for name, module in features.named_children():
+def _layers(plan: Plan) -> list[WiredLayer] | None:
+    """Return the layers with weights before a linear head, in order; None if any is unsupported, or frozen."""
+    network, layers = plan.net.module, list[WiredLayer]()
+    plain = type(network.head) is nn.Linear and not plan.net.frozen_parameters and plan.loss != "bce"
+    if network.layers is None or not plain:
+        return None
+    for name, module in network.layers.named_children():
         last = layers[-1] if layers else None
         if type(module) is nn.Linear or (type(module) is nn.Conv2d and _plain(module)):
             layers.append(WiredLayer(f"features.{name}", module, nn.Identity()))
@@ -287,18 +287,44 @@ SAME_IMAGE = 1e-3
 """Root mean squared distance, in units of the data range, below which two bins hold the same image."""
 
 
-def of_targets(view: View) -> list[Evidence]:
-    """Return the defense's evidence; from a cohort where only the target has a gradient, the target's."""
-    readable: list[Evidence] = []
-    for evidence in view.defense.evidence(view):
-        if len(evidence.unit) == 1:
-            readable.append(evidence)
-        elif any(slot.client == TARGET for slot in evidence.unit):
-            readable += _of_target(view, evidence)
-    return readable
+@dataclass(frozen=True)
+class ActiveInversion(Attack):
+    """Base of attacks that read images off the features which an upload from crafted weights shows; no labels."""
+
+    kind: ClassVar[Kind] = "reconstruction"
+    threats: ClassVar[tuple[str, ...]] = ("server-active/1", "server-active/1/sybil")
+    standard: ClassVar[bool] = False
+
+    def features(self, plan: Plan, params: Params, evidence: Evidence) -> tuple[Sequence[WiredLayer], Tensor]:
+        """Return layers and their outputs [N, F] float64 for N inputs, of an upload from `params`, the surest first."""
+        raise NotImplementedError
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the defense's evidence; from a cohort where only the target has a gradient, the target's."""
+        readable: list[Evidence] = []
+        for evidence in view.defense.evidence(view):
+            if len(evidence.unit) == 1:
+                readable.append(evidence)
+            elif any(slot.client == TARGET for slot in evidence.unit):
+                readable += _of_target(view, evidence)
+        return readable
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess per challenge: the images that features show, then grey ones."""
+        return [self._answer(victim, view) for victim in posed(self.evidence(view), view.plan, challenges, generator)]
+
+    def _answer(self, victim: PosedVictim, view: View) -> Guess:
+        images, server = victim.image("grey"), _server_of(view, victim.challenge.unit[0])
+        if victim.evidence is None or server is None:
+            return Guess(x=images, evaluations=1)
+        params = {name: value.detach().cpu() for name, value in server.params.items()}
+        layers, features = self.features(view.plan, params, victim.evidence)
+        kept = plausible_images(inverted_features(view.plan, layers, params, features), view.plan)[: len(images)]
+        images[: len(kept)] = kept.float()
+        return Guess(x=images, evaluations=1)
 
 
-def server_of(view: View, slot: Slot) -> Server | None:
+def _server_of(view: View, slot: Slot) -> Server | None:
     """Return the server's own state in a slot's probe, with the weights sent to its target; None if there is none."""
     states = (s.state for s in view.states if s.probe == slot.probe and s.party == SERVER)
     return next((state for state in states if isinstance(state, Server)), None)
@@ -307,7 +333,7 @@ def server_of(view: View, slot: Slot) -> Server | None:
 def _of_target(view: View, evidence: Evidence) -> list[Evidence]:
     """Return evidence about a cohort as evidence about the target alone: divided by its share of the examples."""
     target = next(slot for slot in evidence.unit if slot.client == TARGET)
-    server = server_of(view, target)
+    server = _server_of(view, target)
     if server is None:
         return []
     counts = server.counts[[slot.client for slot in evidence.unit]].double()

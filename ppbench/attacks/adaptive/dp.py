@@ -17,8 +17,9 @@ from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
+from ppbench.attacks.reconstruction.search.problem import simulated
 from ppbench.attacks.reconstruction.search.starts import Starts, usable
-from ppbench.base.tree import finite
+from ppbench.base.tree import finite, tree_map
 from ppbench.defenses.ppdl import PPDL
 from ppbench.federation.bounds import NonNegative, NonNegativeInt, PositiveInt
 from ppbench.federation.evidence import Evidence
@@ -63,9 +64,7 @@ class AdaptiveDP(Attack):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the noise law of the defense; a mean of U uploads has 1/sqrt(U) of its std."""
-        noise, evidence = view.defense.noise(view.plan), view.defense.evidence(view)
-        laws = (None if noise is None else replace(noise, std=noise.std / math.sqrt(len(e.unit))) for e in evidence)
-        return [replace(e, noise=law) for e, law in zip(evidence, laws, strict=True)]
+        return with_law(view.defense.noise(view.plan), view.defense.evidence(view))
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge; zero or non-finite observations get their start image."""
@@ -164,6 +163,12 @@ class AdaptiveDP(Attack):
         )
 
 
+def with_law(law: Noise | None, evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Return evidence with the noise law of single uploads; a mean of U uploads has 1/sqrt(U) of its std."""
+    stds = [0.0 if law is None else law.std / math.sqrt(len(e.unit)) for e in evidence]
+    return [replace(e, noise=law and replace(law, std=std)) for e, std in zip(evidence, stds, strict=True)]
+
+
 def _begun_at(start: Starts, guess: Guess | None) -> Starts:
     """Return the starts [tries, ...] of a victim, the first of them at a guess, with its labels as certain ones."""
     if guess is None or guess.x is None or guess.y is None or not finite(guess.x):
@@ -185,11 +190,9 @@ def scaled_evidence(evidence: Evidence, factor: float) -> Evidence:
 
 def _simulated(evidence: Evidence, start: Starts, row: int) -> dict[str, Tensor]:
     """Return the simulated update at guess `row`, detached."""
-    units = len(evidence.unit)
     x, y = start.x[row], torch.softmax(start.y[row], -1).to(start.x.dtype)
     with torch.enable_grad():
-        simulated = evidence.simulate(x.unflatten(0, (units, -1)), y.unflatten(0, (units, -1)))
-    return {name: value.detach() for name, value in simulated.items()}
+        return tree_map(lambda t: t.detach(), simulated(evidence, x, y, x.new_zeros(0)))
 
 
 def with_hard_labels(start: Starts) -> Starts:
@@ -205,7 +208,7 @@ def with_hard_labels(start: Starts) -> Starts:
 def shrinkage(evidence: Sequence[Evidence], start: Starts, clip: float) -> Tensor:
     """Return the factors by which clipping shrank the gradients, at least 1: norm of the simulated one over `clip`."""
     updates = [_simulated(e, start, row) for row, e in enumerate(evidence)]
-    norms = [float(Layout.of(simulated).pack(simulated).norm()) for simulated in updates]
+    norms = [float(Layout.of(update).pack(update).norm()) for update in updates]
     return (torch.tensor(norms) / clip).clamp(min=1.0).nan_to_num(nan=1.0, posinf=1.0)
 
 
@@ -214,9 +217,9 @@ def reweighted(evidence: Evidence, start: Starts, row: int) -> Evidence:
     noise: Noise | None = evidence.noise
     assert noise is not None  # only called under a Laplace law
     scale = noise.std / math.sqrt(2)
-    simulated = _simulated(evidence, start, row)
     weight = {
-        n: 2 * scale / (v.float() - evidence.observed[n]).abs().clamp(min=0.1 * scale) for n, v in simulated.items()
+        n: 2 * scale / (v.float() - evidence.observed[n]).abs().clamp(min=0.1 * scale)
+        for n, v in _simulated(evidence, start, row).items()
     }
     if evidence.weight is not None:
         weight = {n: v * evidence.weight[n] for n, v in weight.items()}

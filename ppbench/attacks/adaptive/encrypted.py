@@ -13,14 +13,13 @@ from typing import Annotated, ClassVar
 import torch
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.adaptive.dp import AdaptiveDP
+from ppbench.attacks.adaptive.dp import AdaptiveDP, with_law
 from ppbench.attacks.adaptive.inversion import invert_evidence
 from ppbench.defenses.encrypted.sums import EncryptedSums
 from ppbench.federation.bounds import whole_number
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.threats import TARGET
 from ppbench.federation.view import View
-from ppbench.federation.wire import Slot
 
 
 @dataclass(frozen=True)
@@ -45,18 +44,13 @@ class AdaptiveEncrypted(AdaptiveDP):
         evidence = super().evidence(view)
         if not view.threat.colludes or not isinstance(view.defense, EncryptedSums):
             return evidence
-        clients, noise = view.plan.clients, view.defense.noise(view.plan)
+        clients = view.plan.clients
         members = range(1 if self.colluders == 0 else max(1, clients - self.colluders), clients)
-        opened = view.defense.opened(view, members)
-        laws = (None if noise is None else replace(noise, std=noise.std / len(e.unit) ** 0.5) for e in opened)
-        return [replace(e, unit=_target(e), noise=law) for e, law in zip(opened, laws, strict=True)]
+        opened = with_law(view.defense.noise(view.plan), view.defense.opened(view, members))
+        return [replace(e, unit=tuple(slot for slot in e.unit if slot.client == TARGET)) for e in opened]
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge."""
         if view.defense.noise(view.plan) is None:
             return invert_evidence(self.evidence(view), view.plan, challenges, generator, self.budget)
         return super().run(view, challenges, generator)
-
-
-def _target(evidence: Evidence) -> tuple[Slot, ...]:
-    return tuple(slot for slot in evidence.unit if slot.client == TARGET)

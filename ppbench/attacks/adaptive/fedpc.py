@@ -31,7 +31,7 @@ from ppbench.base.tree import Params, finite
 from ppbench.defenses.fedpc.messages import Ternary, Weights
 from ppbench.defenses.fedpc.protocol import FedPC, command_answers, previous_model, round_model, step_signs
 from ppbench.federation.bounds import NonNegativeInt
-from ppbench.federation.evidence import Evidence, Mappable, numbered, simulation, with_number
+from ppbench.federation.evidence import Evidence, Mappable, Shared, numbered, simulation, with_number
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
@@ -39,7 +39,7 @@ from ppbench.federation.wire import Slot
 # -- Labels from FedPC's ternaries: the signs of the head's update, by class --
 # The gradient of the head's bias is the mean of p - onehot(y): negative exactly for classes that are more frequent
 # in the batch than the model predicts. For one example that is its label alone. A nonzero ternary gives the sign
-# exactly, for all hyper-parameters of the client (`signs`).
+# exactly, for all hyper-parameters of the client (`step_signs`).
 
 
 def class_signs(rounds: Sequence[Params]) -> Tensor:
@@ -218,13 +218,11 @@ class ObservedPilot:
 def observed_pilots(view: View) -> dict[Slot, ObservedPilot]:
     """Return each slot's first upload of a model, with one object for equal broadcasts."""
     pilots: dict[Slot, ObservedPilot] = {}
-    models: list[Params] = []
+    shared = Shared(view.plan)
     for exchange in command_answers(view):
         slot, last = exchange.slot, round_model(view, exchange.slot.probe, exchange.round)
         if isinstance(exchange.answer, Weights) and slot not in pilots and last is not None:
-            same = (m for m in models if all(torch.equal(m[name], value) for name, value in last.items()))
-            params = next(same, last)
-            models.append(params)
+            params = shared.same(last)
             pilots[slot] = ObservedPilot(slot, exchange.round, view.defense.decode(exchange.answer, params), params)
     return pilots
 
@@ -321,7 +319,7 @@ def linear_pilots(
 ) -> list[Guess]:
     """Return guesses where the first layer is linear with biases: ratios of changes, in which learning rates cancel.
 
-    A batch's images are in the span of the rows after any number of steps (`steps`): Theorem 2's system of equations
+    A batch's images are in the span of the rows after any number of steps (`by_rank`): Theorem 2's system of equations
     is nonlinear in the secret hyper-parameters, but linear in the images.
     """
     nominal = pilot_evidence(pilots, plan, Hyperparameters(plan.local.opt.rate(pilots[0].round), 1, 2**31))
@@ -375,7 +373,7 @@ class AdaptiveFedPC(FedAvgInversion):
     """Inverts what a client sent: a pilot's model, or else its ternaries.
 
     Where the network begins with a linear layer, batches are solved in closed form for any number of steps: pilots by
-    rank (`steps`), the others, whose signs have no low rank, as one coarse image per class (`fedpc_signs`).
+    rank, the others, whose signs have no low rank, as one coarse image per class (`images_from_signs`).
 
     Attributes:
         sign_budget: gradient evaluations per victim where only signs are known, as under Adam; more gain little.

@@ -192,7 +192,7 @@ class AdaptiveMPDP(Attack):
     One example and one secret coefficient per class: the exact gradient of the true network (server) or of the folded
     perturbed one (listener). Else Phi and combinations of the Psi_i at the perturbed weights: of a client, or of the
     whole cohort where only sums can be read (mpdp_h), also without noise. A G without noise (mp_cdp) is used as it is.
-    A client's clipping factor follows from the same identities, or is simulated (`mpdp_labels.sent_share`).
+    A client's clipping factor follows from the same identities, or is simulated (`sent_share`).
     """
 
     budget: PositiveInt = 1800

@@ -139,30 +139,21 @@ def _left(directions: Tensor) -> Tensor:
     return solve(directions @ directions.T, directions)
 
 
-def homogeneous_params(plan: Plan) -> dict[str, Tensor | None]:
-    """Return by name the parameters in which the features are jointly homogeneous of degree one.
-
-    Those are weights where they read the input, biases and the affine part of norms (up to a norm's eps). None for a
-    whole parameter, or [inputs] bool: which of a weight's inputs (its axis 1) are the network's.
-    """
-    parts: dict[str, Tensor | None] = {}
-    for name, factor in channels_of(plan.spec, "affine").factors.items():
-        if factor.out is None:
-            continue
-        raw = None if factor.inp is None else torch.from_numpy(np.asarray(factor.inp == 0))
-        if raw is None or bool(raw.any()):
-            parts[name] = None if raw is None or bool(raw.all()) else raw
-    return parts
-
-
 def homogeneous_product(plan: Plan, tree: Params, params: Params) -> Tensor:
-    """Return the sum [...] over `homogeneous_params` of <gradient, parameter>; gradients `tree` are [..., *shape]."""
+    """Return the sum [...] of <gradient, parameter> where features are jointly homogeneous of degree one.
+
+    Those are weights where they read the input, biases and the affine part of norms (up to a norm's eps). Gradients
+    `tree` are [..., *shape].
+    """
     total = torch.zeros(())
-    for name, part in homogeneous_params(plan).items():
+    for name, factor in channels_of(plan.spec, "affine").factors.items():
+        raw = None if factor.inp is None else torch.from_numpy(np.asarray(factor.inp == 0))  # inputs of the network
+        if factor.out is None or (raw is not None and not bool(raw.any())):
+            continue
         value = params[name].double()
         product = tree[name].double() * value
-        if part is not None:
-            product = product * part.view(-1, *[1] * (value.dim() - 2))
+        if raw is not None and not bool(raw.all()):
+            product = product * raw.view(-1, *[1] * (value.dim() - 2))
         lead = product.dim() - value.dim()
         total = total + (product.flatten(lead).sum(-1) if value.dim() else product)
     return total
@@ -198,7 +189,7 @@ def noiseless_moments(plan: Plan, upload: Surrogates, params: Params) -> Moments
     return Moments(square, both - outputs, 2 * outputs - both)
 
 
-# -- True outputs from masked ones, for the parties of PBPFL and MP-DP (estimators: mask_estimators) --
+# -- True outputs from masked ones, for the parties of PBPFL and MP-DP --
 # Feng et al. (2020), Lemma 3, and Yang et al. (2024), Theorem 7, argue that infinitely many masks explain one masked
 # output. That holds for one input without a label; each function here uses more, and returns outputs for any input.
 # A delivered or undefended model carries no mask: its outputs are returned unchanged.
@@ -343,7 +334,7 @@ def readable_uploads(view: View, uploads: list[Surrogates]) -> list[Surrogates]:
     return [view.defense.total(uploads) if isinstance(view.defense, PBPFLExt) else view.defense.mean(uploads)]
 
 
-# -- The true model's outputs from masked iterates, by the same means as `perturbed_membership` --
+# -- The true model's outputs from masked iterates --
 
 
 @dataclass(frozen=True)

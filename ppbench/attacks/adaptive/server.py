@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,11 +11,10 @@ import torch
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.replay import replayed_evidence, without_rounding
 from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses, mismatch_of
-from ppbench.attacks.adaptive.pbpfl import split_unit
+from ppbench.attacks.adaptive.pbpfl import joined_guess, split_unit
 from ppbench.attacks.labels import LabelRecovery
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 
@@ -48,23 +46,28 @@ class AdaptiveServer(IDLG):
         for by_unit in _layers(self.evidence(view)):
             splits = [_splits(challenge, by_unit) for challenge in challenges]
             flat = [part for ways in splits for parts in ways for part in parts]
-            search = partial(self._searched, by_unit, plan=view.plan, challenges=flat, generator=generator)
-            readings = without_rounding(list(by_unit.values()), view)
-            answers = iter(exact_first(readings, view.plan, flat, search, self.budget))
+            answers = iter(self._read(by_unit, view, flat, generator))
             for guesses, ways in zip(candidates, splits, strict=True):
-                guesses += [_joined([next(answers) for _ in parts]) for parts in ways]
+                for parts in ways:
+                    each = [next(answers) for _ in parts]
+                    guesses.append(each[0] if len(each) == 1 else joined_guess(each))
         return [min(guesses, key=mismatch_of) for guesses in candidates]
 
-    def _searched(
+    def _read(
         self,
         by_unit: Mapping[frozenset[Slot], Evidence],
-        unsolved: Sequence[Evidence],
-        plan: Plan,
+        view: View,
         challenges: Sequence[Challenge],
         generator: torch.Generator,
     ) -> list[Guess]:
-        evidence = [by_unit[frozenset(one.unit)] for one in unsolved]
-        return fittest_guesses(self, evidence, plan, challenges, generator)
+        """Return the guesses from one reading of each unit: by linear systems, else by a search."""
+
+        def search(unsolved: Sequence[Evidence]) -> list[Guess]:
+            evidence = [by_unit[frozenset(one.unit)] for one in unsolved]
+            return fittest_guesses(self, evidence, view.plan, challenges, generator)
+
+        readings = without_rounding(list(by_unit.values()), view)
+        return exact_first(readings, view.plan, challenges, search, self.budget)
 
 
 @dataclass(frozen=True)
@@ -100,16 +103,3 @@ def _splits(challenge: Challenge, known: Mapping[frozenset[Slot], Evidence]) -> 
     parts = split_unit(challenge)
     separable = len(parts) > 1 and all(frozenset(part.unit) in known for part in parts)
     return [[challenge], parts] if separable else [[challenge]]
-
-
-def _joined(parts: Sequence[Guess]) -> Guess:
-    """Return the guess about the whole from those about its parts; its confidence is the worst of theirs."""
-    if len(parts) == 1:
-        return parts[0]
-    images, labels = ([getattr(part, name) for part in parts] for name in ("x", "y"))
-    return Guess(
-        x=torch.cat(images),
-        y=None if any(y is None for y in labels) else torch.cat(labels),
-        confidence=max(mismatch_of(part) for part in parts),
-        evaluations=sum(part.evaluations for part in parts),
-    )

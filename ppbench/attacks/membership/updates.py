@@ -45,8 +45,7 @@ def example_gradients(evidence: Evidence, x: Tensor, labels: Tensor) -> Iterator
     copies = 1 if evidence.params is not None else len(evidence.unit)
 
     def alone(one: Tensor, label: Tensor) -> Params:
-        update: Params = evidence.simulate(one.expand(copies, 1, *one.shape), label.expand(copies, 1, *label.shape))
-        return update
+        return evidence.simulate(one.expand(copies, 1, *one.shape), label.expand(copies, 1, *label.shape))
 
     at_once = max(1, ENTRIES_AT_ONCE // max(1, copies * sum(value.numel() for value in evidence.observed.values())))
     for first in range(0, len(x), at_once):

@@ -265,7 +265,7 @@ class CoupledSystems:
 
 
 def descended(
-    stages: Stages, examples: SeparatedExamples, head: Tensor, problem: MakeProblem, secret: bool
+    stages: Stages[ConvolutionStage], examples: SeparatedExamples, head: Tensor, problem: MakeProblem, secret: bool
 ) -> Floats | None:
     """Return images [B, C, HW] behind features, by the linear systems of each stage; None if the systems contradict.
 
@@ -367,8 +367,7 @@ class WholeGradient:
     def residual(self, z: Tensor) -> Tensor:
         """Return the weighted difference [rows] to the observed gradient; 1 is rounding."""
         seen = torch.cat([self._root[name] * value.flatten() for name, value in self.observed.items()])
-        difference: Tensor = vmap(self._one)(*self.parts(z)).sum(0) - seen
-        return difference
+        return vmap(self._one)(*self.parts(z)).sum(0) - seen
 
     def slopes(self, z: Tensor) -> Tensor:
         """Return the derivatives [rows, unknowns] of `residual`."""
@@ -415,7 +414,7 @@ class RebuiltBatch:
 
 
 def rebuilt_batch(
-    stages: Stages,
+    stages: Stages[ConvolutionStage],
     evidence: Evidence,
     plan: Plan,
     labels: Tensor,
@@ -466,7 +465,7 @@ def _pixels(plan: Plan) -> Prior:
 
 
 def _reports(
-    stages: Stages, whole: WholeGradient, end: Minimum, examples: SeparatedExamples
+    stages: Stages[ConvolutionStage], whole: WholeGradient, end: Minimum, examples: SeparatedExamples
 ) -> tuple[SolvedLayer, ...]:
     """Return how well features and images were determined, both by the whole gradient."""
     normal = whole.linearized(end.z, end.residual)[0]

@@ -27,8 +27,7 @@ from ppbench.attacks.reconstruction.linear_systems import Prior, Solution
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.attacks.reconstruction.spear import batch_mismatch
 from ppbench.attacks.reconstruction.stage_inputs import ROUNDING, KnownMaps, StageGradient, StageProblem
-from ppbench.attacks.reconstruction.stages import ConvolutionStage, Stages, stages_of
-from ppbench.attacks.reconstruction.walk import pair, walk
+from ppbench.attacks.reconstruction.stages import ConvolutionStage, Stages, pair, stages_of, walk
 from ppbench.base.tree import Params, Recent, values_digest
 from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
@@ -197,8 +196,7 @@ def rebuilt_input(evidence: Evidence, plan: Plan) -> Rebuilt | None:
     chain = stages_of(plan, params) if params else None
     if chain is None:
         embedding = patch_embedding(plan, params) if params else None
-        patches = None if embedding is None else patch_image(embedding, evidence, sum(plan.data_range) / 2)
-        return None if patches is None else Rebuilt(patches.image, (patches.layer,), noise=evidence.noise)
+        return None if embedding is None else patch_image(embedding, evidence, sum(plan.data_range) / 2)
     head = _read_head(chain, params, evidence)
     if head is None:
         return None
@@ -224,7 +222,7 @@ class Head:
     noise: Noise | None
 
 
-def _read_head(chain: Stages, params: Params, evidence: Evidence) -> Head | None:
+def _read_head(chain: Stages[ConvolutionStage], params: Params, evidence: Evidence) -> Head | None:
     """Return what the first linear layer's gradient shows; None if its rows are noise.
 
     Row i of the weight's gradient is the input times entry i of the bias's.
@@ -253,7 +251,9 @@ def _read_head(chain: Stages, params: Params, evidence: Evidence) -> Head | None
     return Head(KnownMaps(values[None].numpy(), cotangents[None].numpy(), deviation), layer, noise)
 
 
-def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, head: Head) -> Rebuilt | None:
+def _descended(
+    chain: Stages[ConvolutionStage], params: Params, evidence: Evidence, plan: Plan, head: Head
+) -> Rebuilt | None:
     """Return the input of the first of some stages from the last one's output; None if a layer is too large."""
     evidence, layers, known, hidden = replace(evidence, noise=head.noise), [head.layer], head.known, False
     for stage in reversed(chain.stages):
@@ -264,7 +264,7 @@ def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, he
         solution, below = problem.solved()
         doubtful = solution.backward > SUSPECT and 2 * solution.determined > solution.u.size
         if len(layers) == 1 and layers[0].exact and doubtful:
-            other, other_below = problem.with_secret_cotangents().solved()
+            other, other_below = replace(problem, known=replace(problem.known, cotangents=None)).solved()
             if other.backward < SUSPECT * solution.backward:
                 solution, below, hidden = other, other_below, True
         layers.append(_report(stage, solution, prior, layers[-1].exact))
@@ -303,7 +303,7 @@ def _numbers(value: Tensor) -> Floats:
     return np.asarray(value.detach().double().cpu().numpy())
 
 
-def _prior(chain: Stages, stage: ConvolutionStage) -> Prior:
+def _prior(chain: Stages[ConvolutionStage], stage: ConvolutionStage) -> Prior:
     """Return what is known of a stage's input, the output of the stage before."""
     ends = chain.stages[chain.stages.index(stage) - 1].activation.ends
     return Prior(0.0, 1.0) if ends is None else Prior(sum(ends) / 2, (ends[1] - ends[0]) / 2)
@@ -376,15 +376,7 @@ def patch_embedding(plan: Plan, params: Params) -> PatchEmbedding | None:
     return PatchEmbedding(name, conv.parameters.get("bias"), positions, rows, columns) if positions else None
 
 
-@dataclass(frozen=True)
-class PatchImage:
-    """An image [1, C, H, W] float64, and how well it was determined."""
-
-    image: Tensor
-    layer: SolvedLayer
-
-
-def patch_image(embedding: PatchEmbedding, evidence: Evidence, middle: float) -> PatchImage | None:
+def patch_image(embedding: PatchEmbedding, evidence: Evidence, middle: float) -> Rebuilt | None:
     """Return the best explained image; None if no position embedding's gradient fits the projection's.
 
     middle: of the data range, what the image is where nothing determines it.
@@ -393,7 +385,8 @@ def patch_image(embedding: PatchEmbedding, evidence: Evidence, middle: float) ->
     if embedding.weight not in seen or evidence.weight is not None or not bool(seen[embedding.weight].isfinite().all()):
         return None
     answers = [_solved(embedding, seen[embedding.weight], rows, middle) for rows in _cotangents(embedding, seen)]
-    return min(answers, key=lambda answer: answer.layer.residual, default=None)
+    best = min(answers, key=lambda answer: answer.layers[0].residual, default=None)
+    return None if best is None else replace(best, noise=evidence.noise)
 
 
 def _cotangents(embedding: PatchEmbedding, seen: Params) -> Iterator[Tensor]:
@@ -409,7 +402,7 @@ def _cotangents(embedding: PatchEmbedding, seen: Params) -> Iterator[Tensor]:
                 yield part
 
 
-def _solved(embedding: PatchEmbedding, gradient: Tensor, cotangents: Tensor, middle: float) -> PatchImage:
+def _solved(embedding: PatchEmbedding, gradient: Tensor, cotangents: Tensor, middle: float) -> Rebuilt:
     """Return the image whose patches give the projection's gradient [D, C, p, q] with cotangents [N, D]."""
     left, size, right = torch.linalg.svd(cotangents.T, full_matrices=False)
     known = size > CUT * size[0].clamp(min=1e-300)
@@ -431,4 +424,4 @@ def _solved(embedding: PatchEmbedding, gradient: Tensor, cotangents: Tensor, mid
         residual=gap,
         exact=rank == embedding.count and gap <= EXPLAINED and len(gradient) > rank,
     )
-    return PatchImage(image, layer)
+    return Rebuilt(image, (layer,))

@@ -1,6 +1,6 @@
 """Directions in the column space of a gradient that vanish on many of its rows: candidates for one example each.
 
-`separation` defines the terms and says what the directions are for.
+`spear` defines the terms and says what the directions are for.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class DirectionCandidates:
         """Return log odds [CORNER_DRAWS, l] of rows from a corner: the input with the least entry in a direction."""
         span, rank = self.span, self.span.rank
         direction = torch.randn(rank, generator=self.generator, dtype=torch.float64)
-        others = independent(self.directions[self.zeros.sum(1).argsort(descending=True, stable=True)[: FEW * rank]])
+        others = independent(self.sparsest(FEW * rank))
         others = others / span.values
         chosen = torch.rand(len(others), generator=self.generator) < torch.rand(1, generator=self.generator)
         one = torch.cat([self.one, others[chosen] / others[chosen].norm(dim=1, keepdim=True)])
@@ -163,6 +163,11 @@ class DirectionCandidates:
             return torch.zeros(CORNER_DRAWS, len(span.rows), dtype=torch.float64)
         fires = (torch.from_numpy(corner) / span.values @ span.firing)[span.live]
         return (-SHARP * fires / fires.std()).clamp(-6, 3).expand(CORNER_DRAWS, -1)
+
+    def sparsest(self, count: int | None = None, jitter: Tensor | float = 0.0) -> Tensor:
+        """Return the candidates [n, k] with most zeros first, at most `count`; jitter: [n] added to their numbers."""
+        zeros = self.zeros.sum(1).double() + jitter
+        return self.directions[zeros.argsort(descending=True, stable=True)[:count]]
 
     def take(self, odds: Tensor) -> None:
         """Add the directions that vanish on rows drawn by log odds [n, l], and on others."""
@@ -197,43 +202,38 @@ class DirectionCandidates:
             self.directions, self.zeros = torch.cat([self.directions, q[right]]), torch.cat([self.zeros, zeros[right]])
 
     def possible(self, zeros: Tensor) -> Tensor:
-        """Return [n] bool: which of `zeros` [n, l] may be one example's. Default: if some input fires like this."""
-        return _possible(self.span, zeros)
+        """Return [n] bool: which of `zeros` [n, l] may be one example's.
+
+        Default: those where some input of the row space fires all other live units, and no dead one. By logistic
+        regression with a tiny penalty, which separates all separable units.
+        """
+        span = self.span
+        sign = torch.full((len(zeros), len(span.live) + 1), -1.0, dtype=torch.float64)
+        sign[:, :-1][:, span.live] = torch.where(zeros, -1.0, 1.0).double()
+        sign[:, -1] = 1.0  # the input's own last entry is 1
+        points = torch.cat([span.firing, span.right[:, -1:]], 1) / span.values[:, None]
+        points = (points / points.norm(dim=0).clamp(min=1e-300)).T
+        at = torch.zeros(len(zeros), span.rank, dtype=torch.float64)
+        ridge = 1e-6 * torch.eye(span.rank, dtype=torch.float64)
+        right = torch.zeros(len(zeros), dtype=torch.bool)
+        for _ in range(NEWTON):
+            wrong = torch.sigmoid(-sign * (at @ points.T))
+            slope = -(wrong * sign) @ points + 1e-6 * at
+            curve = (points.T * (wrong * (1 - wrong))[:, None]) @ points + ridge
+            at = at - torch.linalg.solve_ex(curve, slope[..., None])[0][..., 0].nan_to_num()
+            right = right | (sign * (at @ points.T) > 0).all(1)
+        return right
 
     def bases(self) -> list[Tensor]:
         """Return bases [k, k] of the candidates with most zeros, and of shuffled ones; none from too few."""
-        count, bases = self.zeros.sum(1).double(), []
-        for i in range(SHUFFLES if len(count) else 0):
-            jitter = i * torch.rand(len(count), generator=self.generator, dtype=torch.float64)
-            basis = independent(
-                self.directions[(count + jitter).argsort(descending=True, stable=True)[: FEW * self.span.rank]]
-            )
+        count, bases = len(self.zeros), []
+        for i in range(SHUFFLES if count else 0):
+            jitter = i * torch.rand(count, generator=self.generator, dtype=torch.float64)
+            basis = independent(self.sparsest(FEW * self.span.rank, jitter))
             if len(basis) < self.span.rank - 1:
                 break
             bases.append(basis if len(basis) == self.span.rank else completed(basis))
         return bases
-
-
-def _possible(span: GradientSpan, zeros: Tensor) -> Tensor:
-    """Return [n] bool: whether some input of the row space fires all live units but `zeros` [n, l], and no dead one.
-
-    By logistic regression with a tiny penalty, which separates all separable units.
-    """
-    sign = torch.full((len(zeros), len(span.live) + 1), -1.0, dtype=torch.float64)
-    sign[:, :-1][:, span.live] = torch.where(zeros, -1.0, 1.0).double()
-    sign[:, -1] = 1.0  # the input's own last entry is 1
-    points = torch.cat([span.firing, span.right[:, -1:]], 1) / span.values[:, None]
-    points = (points / points.norm(dim=0).clamp(min=1e-300)).T
-    at = torch.zeros(len(zeros), span.rank, dtype=torch.float64)
-    ridge = 1e-6 * torch.eye(span.rank, dtype=torch.float64)
-    right = torch.zeros(len(zeros), dtype=torch.bool)
-    for _ in range(NEWTON):
-        wrong = torch.sigmoid(-sign * (at @ points.T))
-        slope = -(wrong * sign) @ points + 1e-6 * at
-        curve = (points.T * (wrong * (1 - wrong))[:, None]) @ points + ridge
-        at = at - torch.linalg.solve_ex(curve, slope[..., None])[0][..., 0].nan_to_num()
-        right = right | (sign * (at @ points.T) > 0).all(1)
-    return right
 
 
 def independent(q: Tensor) -> Tensor:

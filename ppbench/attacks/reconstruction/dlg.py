@@ -152,11 +152,7 @@ class DLG(ImageSearch):
         return [
             Guess(x=x.float(), y=y, confidence=mismatch if math.isfinite(mismatch) else None, evaluations=count)
             for x, y, mismatch, count in zip(
-                best.ends.x,
-                best.ends.labels.argmax(-1),
-                best.mismatch.tolist(),
-                best.evaluations.tolist(),
-                strict=True,
+                best.ends.x, best.ends.labels.argmax(-1), best.mismatch.tolist(), best.evaluations.tolist(), strict=True
             )
         ]
 

@@ -133,23 +133,17 @@ class FeatureInversion(Attack):
         second = None
         trained = any(name.startswith(BACKBONE) for name in victims[0].observed)  # else it is frozen
         if self.joint_budget > 0 and victims[0].features.exact and trained:
-            second = self._joint(plan, params, victims, phi, first.x)
+            weights = [tree_map(lambda t: t.detach(), victim.weight) for victim in victims if victim.weight] or None
+            observed = [victim.observed for victim in victims]
+            objective = backbone_objective(plan, params, observed, phi, weights=weights, consistency=self.consistency)
+            cotangents = head_cotangents(
+                params, phi, torch.stack([victim.features.labels for victim in victims]).to(phi.device)
+            )
+            smoothness = self.joint_tv if phi.shape[1] > 1 else 0.0
+            second = match_backbone(
+                objective, first.x, cotangents, budget=self.joint_budget, stop=self.joint_stop, smoothness=smoothness
+            )
         return [_choose(victim, v, first, second, self.accept) for v, victim in enumerate(victims)]
-
-    def _joint(
-        self, plan: Plan, params: Params, victims: Sequence[FeatureVictim], phi: Tensor, start: Tensor
-    ) -> RecoveredImages:
-        weights = [tree_map(lambda t: t.detach(), victim.weight) for victim in victims if victim.weight]
-        observed = [victim.observed for victim in victims]
-        objective = backbone_objective(
-            plan, params, observed, phi, weights=weights or None, consistency=self.consistency
-        )
-        labels = torch.stack([victim.features.labels for victim in victims]).to(phi.device)
-        smoothness = self.joint_tv if phi.shape[1] > 1 else 0.0
-        cotangents = head_cotangents(params, phi, labels)
-        return match_backbone(
-            objective, start, cotangents, budget=self.joint_budget, stop=self.joint_stop, smoothness=smoothness
-        )
 
 
 def _alike(a: FeatureVictim, b: FeatureVictim) -> bool:

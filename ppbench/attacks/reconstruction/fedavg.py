@@ -21,9 +21,9 @@ from ppbench.attacks.reconstruction.directions import DirectionCandidates, Publi
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.search.priors import ImagePrior, Penalty
 from ppbench.attacks.reconstruction.search.starts import Label, PosedVictim
-from ppbench.attacks.reconstruction.spear import tapped
+from ppbench.attacks.reconstruction.spear import read_layer, tapped
 from ppbench.base.autodiff import gradient
-from ppbench.base.tree import Params, finite, tree_map
+from ppbench.base.tree import Params, tree_map
 from ppbench.federation.bounds import NonNegative, PositiveInt
 from ppbench.federation.evidence import Evidence, Mappable, Simulate, as_gradient, simulation
 from ppbench.federation.plan import Layout, Local, Opt, Plan
@@ -76,10 +76,6 @@ class Sparse(DirectionCandidates):
         closeness = -(out / width).nan_to_num(nan=1e6, posinf=1e6).log()
         return (closeness - closeness.mean()) / closeness.std().clamp(min=1e-9)
 
-    def sparsest(self) -> Tensor:
-        """Return the independent candidates [<= k, k] with most zeros, by greedy choice."""
-        return independent(self.directions[self.zeros.sum(1).argsort(descending=True, stable=True)])
-
 
 def inputs_by_rank(change: Tensor, layer: PublicLayer, count: int, generator: torch.Generator) -> Tensor | None:
     """Return the inputs [k, D] float64 of at most `count` examples in a change [m, D + 1] of [W, b].
@@ -93,7 +89,7 @@ def inputs_by_rank(change: Tensor, layer: PublicLayer, count: int, generator: to
     slack, inputs = OUT_OF_RANGE * (layer.high - layer.low), None
     while search.draws < DRAWS and (inputs is None or search.draws - since < STALE):
         search.more()
-        basis = search.sparsest()
+        basis = independent(search.sparsest())
         sparsity = int(span.zeros(basis).sum()) if len(basis) == span.rank else -1
         if sparsity > best:
             best, since = sparsity, search.draws
@@ -111,19 +107,13 @@ def by_rank(victim: PosedVictim, evidence: Evidence | None) -> Guess | None:
     observed and clients train by SGD.
     """
     plan, count = victim.plan, victim.size[0]
-    if evidence is None or evidence.params is None or count < 2 or not sums_gradients(plan):
+    if count < 2 or not sums_gradients(plan):
         return None
-    layer = first_layer(plan)
-    rows = None if layer is None else layer.rows(evidence)
-    if layer is None or rows is None or layer.bias is None:
+    read = read_layer(first_layer(plan), evidence, plan.data_range)
+    if read is None:
         return None
-    if not bool((rows.seen > 0).all() and (rows.seen_bias > 0).all()):
-        return None
-    weight, bias = (evidence.params[name].detach().double().cpu() for name in (layer.weight, layer.bias))
-    change = torch.cat([rows.weight, rows.bias[:, None]], 1)
-    if not finite((weight, bias, change)):
-        return None
-    inputs = inputs_by_rank(change, PublicLayer(weight, bias, *plan.data_range), count, victim.generator)
+    rows, layer = read
+    inputs = inputs_by_rank(torch.cat([rows.weight, rows.bias[:, None]], 1), layer, count, victim.generator)
     if inputs is None:
         return None
     x = inputs[torch.arange(count) % len(inputs)].view(victim.size)
@@ -263,7 +253,7 @@ class FedAvgInversion(DLG):
 
     On gradients, and on a single local step, it is iDLG. Under Adam it searches images whose gradient has the observed
     signs, with a total variation of weight `tv`. An evaluation costs as many gradients as there are local steps.
-    Batches that enter a linear layer followed by a ReLU are first solved by algebra (`steps`).
+    Batches that enter a linear layer followed by a ReLU are first solved by algebra (`by_rank`).
     """
 
     name: ClassVar[str] = "fedavg_inversion"

@@ -366,8 +366,7 @@ class Autoencoder:
             if k == stage:
                 return conv2d(h, params[f"code{k}.weight"], params[f"code{k}.bias"])
             h = leaky_relu(h, SLOPE)
-        code: Tensor = linear(h.flatten(1), params["code0.weight"], params["code0.bias"])
-        return code
+        return linear(h.flatten(1), params["code0.weight"], params["code0.bias"])
 
     def loss(self, images: Tensor, stage: int, training: Training, generator: torch.Generator) -> Tensor:
         """Return the mean squared error, in units of the range, through the noisy code of one stage, plus a penalty."""

@@ -222,14 +222,9 @@ def tried_labels(
     return every[scores.argmin(0)][:, None], classes
 
 
-def has_zeros(evidences: Sequence[Evidence]) -> bool:
-    """Return whether any observation has entries that are exactly 0."""
-    return any(bool((value == 0).any()) for e in evidences for value in e.observed.values())
-
-
 def under(evidence: Evidence, zeros: bool) -> Evidence:
     """Return `evidence`, without entries that are exactly 0 unless `zeros`."""
-    if zeros or not has_zeros([evidence]):
+    if zeros or not any(bool((value == 0).any()) for value in evidence.observed.values()):
         return evidence
     ones = {n: torch.ones_like(v) for n, v in evidence.observed.items()} if evidence.weight is None else evidence.weight
     return replace(evidence, weight={n: ones[n] * (v != 0) for n, v in evidence.observed.items()})

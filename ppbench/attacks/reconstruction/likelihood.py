@@ -25,7 +25,7 @@ from ppbench.attacks.reconstruction.search.starts import PosedVictim
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.bounds import NonNegative, Positive, PositiveInt
 from ppbench.federation.evidence import Evidence, as_gradient
-from ppbench.federation.plan import Noise, Plan
+from ppbench.federation.plan import Layout, Noise, Plan
 from ppbench.federation.view import View
 
 NOISELESS_SHARE = 1e-3
@@ -216,13 +216,7 @@ class Uploads:
 
 def flat(tree: Params) -> Tensor:
     """Return all entries [P] float64 of a tree."""
-    return torch.cat([value.detach().double().flatten() for value in tree.values()])
-
-
-def shaped(values: Tensor, like: Params) -> Params:
-    """Return entries [P] as a tree shaped as `like`."""
-    parts = values.split([value.numel() for value in like.values()])
-    return {name: part.view_as(value) for (name, value), part in zip(like.items(), parts, strict=True)}
+    return Layout.of(tree).pack(tree).detach().double()
 
 
 def normal_share(scale: float) -> float:
@@ -281,16 +275,12 @@ class Fit:
         """The evidence without its part in these directions."""
         if not len(self.shared):
             return self.evidence
-        evidence, without = self.evidence, self.without
+        evidence, without, layout = self.evidence, self.without, Layout.of(self.evidence.observed)
 
         def simulate(x: Tensor, y: Tensor) -> Params:
-            simulated = evidence.simulate(x, y)
-            values = torch.cat([simulated[name].flatten() for name in evidence.observed])
-            return shaped(without(values), evidence.observed)
+            return layout.unpack(without(layout.pack(evidence.simulate(x, y))))
 
-        return replace(
-            evidence, observed=shaped(without(flat(evidence.observed)), evidence.observed), simulate=simulate
-        )
+        return replace(evidence, observed=layout.unpack(without(flat(evidence.observed))), simulate=simulate)
 
     def go_on(self, precision: Tensor) -> bool:
         """Search on under a law; return whether the budget allowed a step."""
@@ -298,7 +288,7 @@ class Fit:
         if steps < 1:
             return False
         y = one_hot(torch.tensor([self.label]), self.plan.spec.classes).double().to(self.evidence.device)
-        law, known = shaped(precision * self._sent, self.evidence.observed), image_prior(self.plan)
+        law, known = Layout.of(self.evidence.observed).unpack(precision * self._sent), image_prior(self.plan)
         problem = GradientProblem(
             self._seen, y, None, self.plan.spec.shape, known, self.plan.data_range, law, steps, scaled=True
         )
@@ -366,7 +356,7 @@ class EstimatedNoise(Likelihood):
             return self._searched(victims)
         uploads = Uploads.of(evidences)
         if victims[0].size[0] > 1 or math.prod(plan.spec.shape) > MOST_REFINED or plan.spec.classes < 2:
-            law = shaped(uploads.precision(uploads.values).float(), evidences[0].observed)
+            law = Layout.of(evidences[0].observed).unpack(uploads.precision(uploads.values).float())
             return self._searched(
                 [replace(v, evidence=replace(evidence_of(v), noise=UNIT, weight=law)) for v in victims]
             )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy.linalg as sl
@@ -21,8 +21,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from ppbench.attacks.reconstruction.stages import ConvolutionStage, Places
-from ppbench.attacks.reconstruction.walk import IntPair
+from ppbench.attacks.reconstruction.stages import ConvolutionStage, IntPair, Places
 from ppbench.metrics.intervals import Floats
 
 PROBES = 8
@@ -118,16 +117,6 @@ FEW_ROWS = 0.5
 """Rows of the forward system, per unknown, up to which the inverse is that of their covariance."""
 
 
-class Inverse(Protocol):
-    """About the inverse of a normal matrix."""
-
-    def __call__(self, right: Floats) -> Floats:
-        """Return the inverse times right sides [n, k]."""
-
-    def diagonal(self) -> Floats:
-        """Return the diagonal [n]: the variance of each number."""
-
-
 @dataclass(frozen=True)
 class DenseInverse:
     """The inverse of scale times L L^T. factor: L [n, n] in the order of LAPACK, float32 or float64."""
@@ -207,6 +196,10 @@ class RowInverse:
         own = np.square(self.basis).sum(1)
         whole = np.tile(own, len(known_variance) // len(own))
         return np.asarray(np.maximum(whole - known_variance, 0.0))
+
+
+Inverse = DenseInverse | RowInverse
+"""About the inverse of a normal matrix."""
 
 
 @dataclass(frozen=True)

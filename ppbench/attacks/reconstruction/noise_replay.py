@@ -12,10 +12,10 @@ No defense of ppbench falls to it: they draw noise from a stream cipher (`ppbenc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -123,9 +123,11 @@ def _cleaned(observed: Params, plan: Plan, law: Noise | None, scales: tuple[floa
     upload, bare = flat.double().numpy(), bare_entries(plan)
     if len(bare) != len(upload) or not np.isfinite(upload).all():
         return None
+    by_tensor = [value.numel() for value in observed.values()]
+    draws = [by_tensor, [sum(by_tensor)]] if len(by_tensor) > 1 else [by_tensor]  # tensor by tensor, or all at once
     for scale in noise_scales(upload[bare], law, scales):
         unit = upload / _of_tensors(observed, law, scale)
-        for sizes in possible_draws(observed):
+        for sizes in draws:
             replayed = replayed_noise(unit, bare, sizes)
             if replayed is not None:
                 noise = replayed * torch.from_numpy(_of_tensors(observed, law, scale)).float()
@@ -148,12 +150,6 @@ def noise_scales(bare: _Floats, law: Noise | None, scales: Sequence[float]) -> l
         return [law.std]
     decimals = [float(f"{size:.{digits}g}") for digits in (1, 2, 3)]
     return [scale for scale in dict.fromkeys([*scales, *decimals]) if abs(scale / size - 1) < 0.1]
-
-
-def possible_draws(observed: Params) -> Iterator[list[int]]:
-    """Yield how the numbers may have been drawn: the sizes of the draws, tensor by tensor, or all at once."""
-    sizes = [value.numel() for value in observed.values()]
-    yield from ([sizes, [sum(sizes)]] if len(sizes) > 1 else [sizes])
 
 
 @lru_cache(maxsize=8)
@@ -267,14 +263,11 @@ def replayed_noise(noise: _Floats, bare: _Flags, sizes: Sequence[int]) -> torch.
     solved = solved_state(known)
     if solved is None:
         return None
-    replay = _drawn_by(generator_before(*solved), sizes)
+    generator = generator_before(*solved)
+    replay = torch.cat([torch.randn(size, generator=generator, dtype=torch.float32) for size in sizes])
     checked = entries[kept_back].ravel()
     apart = np.abs(replay.double().numpy()[checked] - noise[checked])
     return replay if len(checked) and bool((apart < AGREES).mean() > 0.99) else None
-
-
-def _drawn_by(generator: torch.Generator, sizes: Sequence[int]) -> torch.Tensor:
-    return torch.cat([torch.randn(size, generator=generator, dtype=torch.float32) for size in sizes])
 
 
 def densest(known: KnownWords) -> KnownWords:
@@ -290,39 +283,18 @@ def densest(known: KnownWords) -> KnownWords:
 # -- The twister: its words, and linear relations among them --
 
 
-def untempered(outputs: _Words) -> _Words:
-    """Return the state words [M] of outputs."""
-    y: _Words = outputs ^ (outputs >> np.uint32(18))
-    y = y ^ ((y << np.uint32(15)) & np.uint32(SHIFTED_C))
-    x = y
-    for _ in range(4):
-        x = y ^ ((x << np.uint32(7)) & np.uint32(SHIFTED_B))
-    y = x
-    for _ in range(2):
-        x = y ^ (x >> np.uint32(11))
-    return x
-
-
-def _twisted(upper: _Words, lower: _Words) -> _Words:
-    """Return what words k and k + 1 give to word k + 624."""
-    mixed = (upper & np.uint32(TOP)) | (lower & np.uint32(TOP - 1))
-    twisted: _Words = (mixed >> np.uint32(1)) ^ (lower & np.uint32(1)) * np.uint32(MATRIX)
-    return twisted
-
-
-def _relation(outputs: _Words) -> _Words:
-    """Return 0 for outputs [M, 3] of words k + 1, k + 397 and k + 624, but for bit 30, which word k decides."""
-    one, middle, last = (untempered(outputs[:, i]) for i in range(3))
-    return (last ^ middle ^ _twisted(np.zeros_like(one), one)) & np.uint32(~(1 << 30) & 0xFFFFFFFF)
-
-
 @lru_cache(maxsize=1)
 def _relation_rows() -> tuple[int, ...]:
-    """Return the 31 relations, each as 96 bits: which bits of the three outputs it adds up."""
-    units = np.zeros((96, 3), dtype=np.uint32)
-    units[np.arange(96), np.arange(96) // 32] = np.uint32(1) << (np.arange(96) % 32).astype(np.uint32)
-    effects = _relation(units).tolist()
-    return tuple(sum((effect >> bit & 1) << i for i, effect in enumerate(effects)) for bit in range(32) if bit != 30)
+    """Return 31 relations of outputs k + 1, k + 397 and k + 624, as 96 bits: which bits of the three each adds up.
+
+    They are the bits of word k + 624, without bit 30, which word k decides.
+    """
+    rows = symbolic_outputs(np.ones((3, 32), dtype=bool), np.zeros((3, 32), dtype=np.uint32))
+    _untemper(rows)
+    one, middle, last = rows[:, None]
+    _twist(last, np.zeros_like(one), one)
+    relations = enumerate((last ^ middle)[0].tolist())
+    return tuple(low | high << 64 for bit, (low, high, _) in relations if bit != 30)
 
 
 @lru_cache(maxsize=4096)
@@ -406,7 +378,8 @@ def solved_state(known: KnownWords) -> tuple[int, _Words] | None:
             return None  # they contradict each other: it was another generator
         if all(column < idle for column in set(range(unknowns)) - set(pivots)):
             bits[is_open] = solution_of(equations, pivots, unknowns)
-            return start, untempered((bits << bit.astype(np.uint32)).sum(1, dtype=np.uint32))
+            _untemper(bits[..., None])
+            return start, (bits << bit.astype(np.uint32)).sum(1, dtype=np.uint32)
     return None
 
 
@@ -459,7 +432,7 @@ def _temper(rows: _Packed) -> None:
         rows[:, bit] ^= rows[:, bit + 18]
 
 
-def _untemper(rows: _Packed) -> None:
+def _untemper(rows: NDArray[np.unsignedinteger[Any]]) -> None:
     """Undo `_temper`, in place."""
     for bit in range(32 - 18):
         rows[:, bit] ^= rows[:, bit + 18]
@@ -473,15 +446,19 @@ def _untemper(rows: _Packed) -> None:
 
 def _renew(rows: _Packed) -> None:
     """Replace the bits [624, 32, W] of 624 words by those of the next 624, in place."""
-    odd = [bit for bit in range(32) if MATRIX >> bit & 1]
     late = TWISTER - MIDDLE
     for begin, end in ((0, late), (late, 2 * late), (2 * late, TWISTER - 1), (TWISTER - 1, TWISTER)):
         middle, after = (begin + MIDDLE) % TWISTER, (begin + 1) % TWISTER
-        new, lower = rows[middle : middle + end - begin].copy(), rows[after : after + end - begin]
-        new[:, :30] ^= lower[:, 1:31]
-        new[:, 30] ^= rows[begin:end, 31]
-        new[:, odd] ^= lower[:, :1]
+        new = rows[middle : middle + end - begin].copy()
+        _twist(new, rows[begin:end], rows[after : after + end - begin])
         rows[begin:end] = new
+
+
+def _twist(middle: _Packed, upper: _Packed, lower: _Packed) -> None:
+    """Make the bits [M, 32, W] of words k + 397 those of words k + 624, by those of words k and k + 1, in place."""
+    middle[:, :30] ^= lower[:, 1:31]
+    middle[:, 30] ^= upper[:, 31]
+    middle[:, [bit for bit in range(32) if MATRIX >> bit & 1]] ^= lower[:, :1]
 
 
 def solution_of(rows: _Packed, pivots: Sequence[int], unknowns: int) -> NDArray[np.uint32]:

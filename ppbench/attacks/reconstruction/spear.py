@@ -14,6 +14,7 @@ from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.analytic import (
     AnalyticInversion,
     FirstLayer,
+    LayerRows,
     first_layer,
     guessed_labels,
     mean_image,
@@ -169,7 +170,7 @@ def labels_of_inputs(plan: Plan, params: Params, observed: Params, inputs: Tenso
 class Spear(AnalyticInversion):
     """Exact inversion of batches: the cotangents of a ReLU layer are sparse, which separates the batch's examples.
 
-    If `separation.separate` succeeds, each input is exact up to the rounding of the upload. Uncertain inputs (one fires
+    If `separate` succeeds, each input is exact up to the rounding of the upload. Uncertain inputs (one fires
     all units that another does) are computed from what the gradients of the others leave unexplained. Otherwise, for
     single examples and for layers without biases, the answer is that of `analytic`.
 
@@ -194,19 +195,14 @@ class Spear(AnalyticInversion):
         separation = separated_examples(victim, layer, victim.plan.data_range, self.draws)
         if separation is None:
             return super()._answer(victim, layer)
-        guess = self._batch(victim, victim.evidence, separation)
+        images = separation.inputs.nan_to_num().clamp(*victim.plan.data_range)
+        order, y = arranged(victim, victim.evidence, images, victim.size[0])
+        x = images[order].view(victim.size)
+        mismatch = batch_mismatch(victim.evidence, victim.plan, x, y)
+        guess = Guess(x=x.float(), y=y, confidence=mismatch, evaluations=1)
         if bool((separation.agreement == 1).all()):
             return guess
         return self._peeled(victim, layer, guess, separation.cotangents)
-
-    def _batch(self, victim: PosedVictim, evidence: Evidence, separation: Separation) -> Guess:
-        """Return the guess that a separation gives."""
-        count, (low, high) = victim.size[0], victim.plan.data_range
-        images = separation.inputs.nan_to_num().clamp(low, high)
-        order, y = arranged(victim, evidence, images, count)
-        x = images[order].view(victim.size)
-        mismatch = batch_mismatch(evidence, victim.plan, x, y)
-        return Guess(x=x.float(), y=y, confidence=mismatch, evaluations=1)
 
     def _peeled(self, victim: PosedVictim, layer: FirstLayer, guess: Guess, cotangents: Tensor) -> Guess:
         """Return the guess with uncertain images computed from what the certain ones leave unexplained.
@@ -252,16 +248,23 @@ def separated_examples(
     victim: PosedVictim, layer: FirstLayer, bounds: tuple[float, float], draws: int
 ) -> Separation | None:
     """Return the inputs of `layer`, within `bounds`, in a victim's upload; None if they cannot be separated."""
-    evidence = victim.evidence
-    rows = None if evidence is None else layer.rows(evidence)
-    if evidence is None or evidence.params is None or rows is None or layer.bias is None:
+    read = read_layer(layer, victim.evidence, bounds)
+    if read is None:
+        return None
+    rows, known = read
+    return separate(rows.weight, rows.bias, known, victim.size[0], victim.generator, draws)
+
+
+def read_layer(
+    layer: FirstLayer | None, evidence: Evidence | None, bounds: tuple[float, float]
+) -> tuple[LayerRows, PublicLayer] | None:
+    """Return a layer's gradient and its public values, inputs within `bounds`; None unless all of both are finite."""
+    rows = None if layer is None or evidence is None else layer.rows(evidence)
+    if layer is None or evidence is None or evidence.params is None or rows is None or layer.bias is None:
         return None
     weight, bias = (evidence.params[name].detach().double().cpu() for name in (layer.weight, layer.bias))
-    whole = (rows.seen > 0).all() and (rows.seen_bias > 0).all() and weight.isfinite().all() and bias.isfinite().all()
-    if not bool(whole):
-        return None
-    known = PublicLayer(weight, bias, *bounds)
-    return separate(rows.weight, rows.bias, known, victim.size[0], victim.generator, draws)
+    whole = bool((rows.seen > 0).all() and (rows.seen_bias > 0).all()) and finite((weight, bias))
+    return (rows, PublicLayer(weight, bias, *bounds)) if whole else None
 
 
 def arranged(victim: PosedVictim, evidence: Evidence, inputs: Tensor, count: int) -> tuple[Tensor, Tensor]:

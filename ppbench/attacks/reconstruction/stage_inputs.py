@@ -13,12 +13,7 @@ import numpy as np
 import scipy.linalg as sl
 import torch
 
-from ppbench.attacks.reconstruction.linear_systems import (
-    LayerSystem,
-    LinearConvolution,
-    Prior,
-    Solution,
-)
+from ppbench.attacks.reconstruction.linear_systems import LayerSystem, LinearConvolution, Prior, Solution
 from ppbench.attacks.reconstruction.stages import ConvolutionStage
 from ppbench.federation.plan import Noise
 from ppbench.metrics.intervals import Floats
@@ -190,14 +185,8 @@ class _Tangent:
 
     def moved(self, other: _Tangent) -> float:
         """Return the largest change to another tangent, relative to its numbers."""
-        gaps = (
-            np.abs(a - b).max() / max(np.abs(a).max(), 1e-300) for a, b in zip(self._parts, other._parts, strict=True)
-        )
-        return float(max(gaps))
-
-    @property
-    def _parts(self) -> tuple[Floats, Floats]:
-        return self.slope, self.constant
+        pairs = (self.slope, other.slope), (self.constant, other.constant)
+        return float(max(np.abs(a - b).max() / max(np.abs(a).max(), 1e-300) for a, b in pairs))
 
 
 @dataclass(frozen=True)
@@ -218,10 +207,6 @@ class StageProblem:
     def convolution(self) -> LinearConvolution:
         """The convolution."""
         return LinearConvolution(self.weight, self.stage.taps, self.stage.inputs)
-
-    def with_secret_cotangents(self) -> StageProblem:
-        """Return the same problem without the cotangents of its output."""
-        return replace(self, known=replace(self.known, cotangents=None))
 
     def linearized(self) -> LayerSystem:
         """Return the systems with the activation replaced by its tangent where the known output puts its input."""

@@ -1,24 +1,116 @@
 """Stages of a network before its first linear layer: a convolution, an activation and an average pooling each.
 
-Also the activations themselves, with slopes and inverses.
+Also the operations of a network, of which stages are read, and activations, with slopes and inverses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from ppbench.attacks.reconstruction.walk import Call, IntPair, pair, walk
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 from ppbench.metrics.intervals import Floats
+
+# -- The operations that a network applies to its input one after another, recorded as it runs, for any modules --
+
+IntPair = tuple[int, int]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a torch function on the output of the call before.
+
+    name: of the function, without underscores at its ends. arguments: by name where the order is known, the first one
+    left out. parameters: names of the trained parameters among them, by argument. inputs, outputs: shapes of one
+    example.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    parameters: Mapping[str, str]
+    inputs: Shape
+    outputs: Shape
+
+    def is_frozen(self, argument: str) -> bool:
+        """Return whether an argument is a tensor that is not trained."""
+        return self.arguments.get(argument) is not None and argument not in self.parameters
+
+
+_SAME = {"flatten", "view", "reshape", "contiguous", "clone", "to", "squeeze", "dropout"}
+_ORDER: Mapping[str, tuple[str, ...]] = {
+    "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    "linear": ("input", "weight", "bias"),
+    "max_pool2d": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    "avg_pool2d": ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
+    "adaptive_avg_pool2d": ("input", "output_size"),
+    "leaky_relu": ("input", "negative_slope", "inplace"),
+    "elu": ("input", "alpha", "inplace"),
+    "celu": ("input", "alpha", "inplace"),
+    "softplus": ("input", "beta", "threshold"),
+}
+
+
+class _Recorder(TorchFunctionMode):
+    """Records each function whose first argument is the output of the last recorded one."""
+
+    def __init__(self, start: Tensor, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.last, self.names, self.calls = start, names, list[Call]()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        first = args[0] if args else kwargs.get("input")
+        name = getattr(func, "__name__", "").strip("_")
+        if first is self.last and isinstance(out, Tensor) and name not in ("get", "detach"):  # an attribute, a copy
+            order = _ORDER.get(name) or ("input", *(str(place) for place in range(1, len(args))))
+            named = dict(zip(order, args, strict=False)) | dict(kwargs)
+            named.pop("input", None)
+            parameters = {key: self.names[id(value)] for key, value in named.items() if id(value) in self.names}
+            shapes = tuple(first.shape[1:]), tuple(out.shape[1:])
+            self.calls.append(Call(name, func, named, parameters, *shapes))
+            self.last = out
+        return out
+
+
+def walk(plan: Plan, params: Params) -> list[Call]:
+    """Return the calls of a network on its input, as far as each takes the output of the one before.
+
+    Calls that only reshape are left out. Empty for a network that takes no single input.
+    """
+    if plan.net.fewest > 1:
+        return []
+    x = next(iter(params.values())).new_zeros(1, *plan.spec.shape)
+    copies = {name: value.detach().clone() for name, value in params.items()}
+    recorder = _Recorder(x, {id(value): name for name, value in copies.items()})
+    with torch.no_grad(), recorder:
+        plan.net(copies, x)
+    return [call for call in recorder.calls if call.name not in _SAME]
+
+
+def pair(value: Any) -> IntPair | None:
+    """Return a setting of a layer for both directions, None if it is no number."""
+    if isinstance(value, int):
+        return value, value
+    if isinstance(value, tuple | list) and all(isinstance(one, int) for one in value):
+        return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])
+    return None
+
 
 # -- Elementwise activations: their values, slopes and inverses, by bisection --
 # Nothing is known of a function but its calls. One that falls and then rises (GELU, SiLU) has two inverses.
@@ -198,34 +290,44 @@ class ConvolutionStage:
         return out
 
 
+S = TypeVar("S")
+
+
 @dataclass(frozen=True)
-class Stages:
+class Stages(Generic[S]):
     """Stages, first to last, and the linear layer (weight and bias) that their flat output enters."""
 
-    stages: tuple[ConvolutionStage, ...]
+    stages: tuple[S, ...]
     weight: str
     bias: str
 
 
-def stages_of(plan: Plan, params: Params) -> Stages | None:
+def stages_of(plan: Plan, params: Params) -> Stages[ConvolutionStage] | None:
     """Return the stages that a network begins with, maybe none, up to a linear layer; None for another network."""
-    calls, stages = walk(plan, params), list[ConvolutionStage]()
+    return read_stages(plan, params, _stage)
+
+
+def read_stages(plan: Plan, params: Params, read: Callable[[Call, Sequence[Call]], S | None]) -> Stages[S] | None:
+    """Return what `read` makes of each convolution that a network begins with and of the calls up to the next layer.
+
+    None if it makes None of one, or no linear layer with a bias follows.
+    """
+    calls, stages, shape = walk(plan, params), list[S](), plan.spec.shape
     while calls and calls[0].name == "conv2d":
         used = next((i for i, call in enumerate(calls) if i and call.name in ("conv2d", "linear")), len(calls))
-        stage = _stage(calls[0], calls[1:used])
+        stage = read(calls[0], calls[1:used])
         if stage is None:
             return None
         stages.append(stage)
-        calls = calls[used:]
+        shape, calls = calls[used - 1].outputs, calls[used:]
     if not calls or calls[0].name != "linear" or calls[0].parameters.keys() != {"weight", "bias"}:
         return None
-    width = int(np.prod(stages[-1].outputs if stages else plan.spec.shape))
-    return Stages(tuple(stages), **calls[0].parameters) if calls[0].inputs == (width,) else None
+    return Stages(tuple(stages), **calls[0].parameters) if calls[0].inputs == (math.prod(shape),) else None
 
 
 def _stage(conv: Call, after: Sequence[Call]) -> ConvolutionStage | None:
     """Return the stage of a convolution and the calls up to the next layer; None if these are others."""
-    window, activation, pool, pools_first = _window(conv), Elementwise(), None, False
+    window, activation, pool, pools_first = convolution_window(conv), Elementwise(), None, False
     if "weight" not in conv.parameters or conv.is_frozen("bias") or window is None:
         return None
     for call in after:
@@ -244,7 +346,7 @@ def _stage(conv: Call, after: Sequence[Call]) -> ConvolutionStage | None:
     return ConvolutionStage(*names, window, activation, pool, pools_first, *shapes)  # type: ignore[arg-type]  # of three axes
 
 
-def _window(conv: Call) -> Window | None:
+def convolution_window(conv: Call) -> Window | None:
     """Return the window of a convolution, None if its settings are others than numbers, or of groups."""
     named = conv.arguments
     stride, padding, dilation = (pair(named.get(n, d)) for n, d in (("stride", 1), ("padding", 0), ("dilation", 1)))
@@ -263,8 +365,12 @@ def _mean_window(call: Call) -> Window | None:
             return None
         (high, wide) = (size // count for size, count in sizes)
         return Window((high, wide), (high, wide))
-    if call.name != "avg_pool2d" or named.get("ceil_mode") or named.get("divisor_override"):
-        return None
-    kernel, padding = pair(named.get("kernel_size")), pair(named.get("padding", 0))
-    stride = pair(named.get("stride") or named.get("kernel_size"))
-    return None if kernel is None or stride is None or padding != (0, 0) else Window(kernel, stride)
+    return pooling_window(named) if call.name == "avg_pool2d" and not named.get("divisor_override") else None
+
+
+def pooling_window(named: Mapping[str, Any]) -> Window | None:
+    """Return the window of a pooling with these arguments; None if it is padded, dilated or cut."""
+    kernel, stride = pair(named.get("kernel_size")), pair(named.get("stride") or named.get("kernel_size"))
+    plain = pair(named.get("padding", 0)) == (0, 0) and pair(named.get("dilation", 1)) == (1, 1)
+    whole = plain and not named.get("ceil_mode", False)
+    return Window(kernel, stride) if kernel is not None and stride is not None and whole else None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
+from ppbench.attacks.reconstruction.fastpath.convolution import convolution
 from ppbench.attacks.reconstruction.fastpath.distances import (
     LayerTarget,
     absolute,
@@ -34,15 +34,15 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     Affine,
     ChainStep,
     Direction,
+    Full,
     Memo,
-    TensorMap,
     average_pool,
     flatten,
     leaky_relu,
     max_pool,
 )
-from ppbench.attacks.reconstruction.walk import Call, walk
-from ppbench.base.tree import Params
+from ppbench.attacks.reconstruction.stages import Call, walk
+from ppbench.base.tree import Params, filled, leaves
 from ppbench.federation.evidence import EXPLAINED_FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan
 from ppbench.nets.classifier import UserNetwork
@@ -126,8 +126,7 @@ def make_trace(function: TensorFunction, tensors: Sequence[Tensor]) -> TensorFun
         # it warns that each length becomes a constant, which is intended
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         graph, _ = record(lambda *inputs: function(*inputs), tuple(tensors))
-    traced: TensorFunction = torch._C._create_function_from_graph("traced", graph)
-    return traced
+    return torch._C._create_function_from_graph("traced", graph)
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,11 @@ def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[ChainS
     """
     if plan.loss not in OUTPUTS or plan.net.frozen_parameters:
         return None
-    layers = _sequence(plan, params)
+    network, layers = plan.net.module, None
+    if network.layers is not None:
+        layers = [*_flat_layers("features", network.layers), ("head", network.head)]
+    elif isinstance(network, UserNetwork):
+        layers = _called_layers(plan, params)
     if layers is None:
         return None
     steps: list[ChainStep] = []
@@ -200,13 +203,6 @@ def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[ChainS
 
 NamedLayer = tuple[str, nn.Module]
 """A layer, and the prefix of its parameters."""
-
-
-def _sequence(plan: Plan, params: Params) -> list[NamedLayer] | None:
-    """Return the layers that a network applies one after another, the head last; None if it does something else."""
-    if plan.net.module.layers is None:
-        return _called_layers(plan, params) if isinstance(plan.net.module, UserNetwork) else None
-    return [*_flat_layers("features", plan.net.module.layers), ("head", plan.net.module.head)]
 
 
 def _flat_layers(prefix: str, layers: nn.Sequential) -> Iterator[NamedLayer]:
@@ -293,7 +289,7 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
     if type(module) is not nn.Conv2d or weight is None or isinstance(module.padding, str):
         return None
     if (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros"):
-        return Convolution(module, key, weight, bias, first, size)
+        return convolution(module, key, weight, bias, first, size)
     return None
 
 
@@ -319,25 +315,21 @@ class ChainMatch:
         """Layers and targets, apart from their tensors."""
         return str([part.about for part in (*self.steps, *self.targets)])
 
+    @property
+    def _parts(self) -> tuple[list[tuple[Full, Tensor | None]], list[LayerTarget]]:
+        """What has tensors: the parameters of affine layers, and the targets."""
+        return [(step.weight, step.bias) for step in self.steps if isinstance(step, Affine)], list(self.targets)
+
     def tensors(self) -> list[Tensor]:
         """Return all tensors, in order."""
-        kept: list[Tensor] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            kept.append(tensor)
-            return tensor
-
-        self._mapped(keep)
-        return kept
+        return leaves(self._parts)
 
     def of(self, tensors: Sequence[Tensor]) -> ChainMatch:
         """Return a copy with other `tensors`."""
-        each = iter(tensors)
-        return self._mapped(lambda _: next(each))
-
-    def _mapped(self, change: TensorMap) -> ChainMatch:
-        steps = [step.mapped(change) if isinstance(step, Affine) else step for step in self.steps]
-        return ChainMatch(steps, [goal.mapped(change) for goal in self.targets])
+        parameters, targets = filled(self._parts, tensors)
+        each = iter(parameters)
+        steps = [step.with_parameters(*next(each)) if isinstance(step, Affine) else step for step in self.steps]
+        return ChainMatch(steps, targets)
 
     def paired(self, memos: Sequence[Memo], cotangent: Tensor, index: Tensor) -> list[tuple[Affine, Memo, LayerTarget]]:
         """Return each affine layer, its memo after the backward pass of `cotangent`, and the targets of `index` [S]."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -133,126 +132,6 @@ class ConvolutionForm:
         return math.prod(axis.taps for axis in self.axes) * self.outputs * lacking
 
 
-class WayBack(Protocol):
-    """Maps the output's cotangent to the input's: a product with weights, then images [N, C, H, W]."""
-
-    def columns(self, rows: Tensor) -> Tensor:
-        """Return the factor of `drop` for weights as rows [V, O, K]."""
-
-    def cut(self, cotangent: Tensor) -> Tensor:
-        """Return the output's cotangent [N, O, H', W'] arranged for the product."""
-
-    def drop(self, weight: Full, cut: Tensor) -> Tensor:
-        """Return the product, linear in weight and cotangent."""
-
-    def fold(self, dropped: Tensor) -> Tensor:
-        """Return the result of `drop`, or a sum of results, as images [N, C, H, W]."""
-
-
-class Compact:
-    """For small images: patches [N, L, K] are summed by a product with zeros and ones, `folding` [H W, L kh kw]."""
-
-    def __init__(self, form: ConvolutionForm, like: Tensor) -> None:
-        self.form, (high, wide) = form, form.axes
-        each = torch.eye(form.cells, dtype=like.dtype, device=like.device)
-        patches = each.view(len(each), high.out * wide.out, -1).transpose(1, 2)
-        self.folding = fold_patches(patches, form).flatten(1).T
-
-    def columns(self, rows: Tensor) -> Tensor:
-        """Return the columns of the rows, [V, K, O]; only the rows are used."""
-        return rows.transpose(1, 2)
-
-    def cut(self, cotangent: Tensor) -> Tensor:
-        """Return [N, L, O]."""
-        return cotangent.flatten(2).transpose(1, 2)
-
-    def drop(self, weight: Full, cut: Tensor) -> Tensor:
-        """Return patches [N, L, K]."""
-        return torch.bmm(cut, per_example(weight.rows, len(cut)))
-
-    def fold(self, dropped: Tensor) -> Tensor:
-        """Return the patches summed where they overlap."""
-        each = dropped.view(len(dropped), -1, self.form.channels)
-        total = torch.bmm(self.folding.expand(len(each), -1, -1), each)
-        return total.transpose(1, 2).reshape(len(each), self.form.channels, self.form.high.size, self.form.wide.size)
-
-
-class Summed:
-    """Patches [N, K, L] are summed by `F.fold`, or slice by slice; K is over (C, kh, kw), as there."""
-
-    def __init__(self, form: ConvolutionForm, sliced: int = SLICED) -> None:
-        self.form, self.sliced = form, sliced
-
-    def columns(self, rows: Tensor) -> Tensor:
-        """Return columns [V, K, O] in the order of `F.fold`."""
-        high, wide = self.form.axes
-        split = rows.unflatten(2, (high.kernel, wide.kernel, self.form.channels))
-        columns: Tensor = split.permute(0, 4, 2, 3, 1).flatten(1, 3).contiguous()
-        return columns
-
-    def cut(self, cotangent: Tensor) -> Tensor:
-        """Return [N, O, L]."""
-        return cotangent.flatten(2)
-
-    def drop(self, weight: Full, cut: Tensor) -> Tensor:
-        """Return patches [N, K, L]."""
-        return torch.bmm(per_example(weight.columns, len(cut)), cut)
-
-    def fold(self, dropped: Tensor) -> Tensor:
-        """Return the patches summed where they overlap; by slices unless images are small."""
-        channels, (high, wide) = self.form.channels, self.form.axes
-        if len(dropped) * channels * high.out * wide.out < self.sliced:
-            return fold_patches(dropped, self.form)
-        patches = dropped.view(len(dropped), channels, high.kernel, wide.kernel, high.out, wide.out)
-        total = dropped.new_zeros(len(dropped), channels, high.padded, wide.padded)
-        for i in range(high.kernel):
-            for j in range(wide.kernel):
-                total[..., high.met(i), wide.met(j)] += patches[:, :, i, j]
-        images: Tensor = total[..., high.inner, wide.inner]
-        return images
-
-
-class Gathered:
-    """Nothing overlaps: patches of the output's cotangent meet the kernel's places of each phase of the stride.
-
-    index: places of the factors of `drop`, [C phases, taps O], in a direction's flat rows [O K].
-    """
-
-    def __init__(self, form: ConvolutionForm, like: Tensor) -> None:
-        self.form, (high, wide) = form, form.axes
-        tall, broad = high.kernel_places()[:, None, :, None], wide.kernel_places()[None, :, None, :]
-        outer = form.patch * torch.arange(form.outputs)
-        inner = torch.arange(form.channels)[:, None, None, None, None, None]
-        index = (tall * wide.kernel + broad)[..., None] * form.channels + outer + inner  # [C, sh, sw, th, tw, O]
-        none = ((tall == high.kernel) | (broad == wide.kernel))[..., None]
-        self.index = index.masked_fill(none, form.patch * form.outputs).flatten(3).flatten(0, 2).to(like.device)
-
-    def columns(self, rows: Tensor) -> Tensor:
-        """Return the weights that each place of the input meets, [V, C phases, taps O], 0 for none."""
-        flat = F.pad(rows.flatten(1), (0, 1)).index_select(1, self.index.flatten())
-        return flat.view(len(rows), *self.index.shape)
-
-    def cut(self, cotangent: Tensor) -> Tensor:
-        """Return the output cotangents that depend on each place of the input, [N, taps O, Q]."""
-        high, wide = self.form.axes
-        part = cotangent[:, :, high.part, wide.part]
-        size, at = (high.span, wide.span), (max(-high.first, 0), max(-wide.first, 0))
-        return windows(part, size, at, (high.taps, wide.taps), (1, 1), (high.length, wide.length)).transpose(1, 2)
-
-    def drop(self, weight: Full, cut: Tensor) -> Tensor:
-        """Return the phases of images [N, C phases, Q]."""
-        return torch.bmm(per_example(weight.columns, len(cut)), cut)
-
-    def fold(self, dropped: Tensor) -> Tensor:
-        """Return images with the phases in their places."""
-        channels, (high, wide) = self.form.channels, self.form.axes
-        phases = dropped.view(len(dropped), channels, high.stride, wide.stride, high.length, wide.length)
-        total = phases.permute(0, 1, 4, 2, 5, 3)
-        total = total.reshape(len(dropped), channels, high.length * high.stride, wide.length * wide.stride)
-        images: Tensor = total[..., high.shown, wide.shown]
-        return images
-
-
 def fold_patches(patches: Tensor, form: ConvolutionForm) -> Tensor:
     """Return patches [N, K, L], K over (C, kh, kw), summed where they overlap, by torch."""
     (high, wide), size = form.axes, (form.high.size, form.wide.size)
@@ -278,29 +157,23 @@ def windows(
 
 
 class Convolution(Affine):
-    """A convolution of images [N, C, H, W], as products with patches [N, L, K], K over (kh, kw, C)."""
+    """A convolution of images [N, C, H, W], as products with patches [N, L, K], K over (kh, kw, C).
 
-    def __init__(
-        self, module: nn.Conv2d, name: str, weight: Tensor, bias: Tensor | None, first: bool, size: tuple[int, int]
-    ) -> None:
-        self.form = form = ConvolutionForm.of(module, size)
-        self.way: WayBack = Summed(form) if form.gathered > form.patch else Gathered(form, weight)
-        if form.cells * math.prod(size) <= COMPACT:
-            self.way = Compact(form, weight)
+    A subclass is one way back from the output's cotangent [N, O, H', W'] to the input's: `cut`, `drop` and `fold`.
+    """
+
+    def __init__(self, form: ConvolutionForm, name: str, weight: Tensor, bias: Tensor | None, first: bool) -> None:
+        self.form = form
         super().__init__(name, weight, bias, first)
 
     @property
     def about(self) -> str:
         """What the layer does, apart from its weights."""
-        return f"{self.form}, {type(self.way).__name__}, first: {self.first}"
+        return f"{self.form}, {type(self).__name__}, first: {self.first}"
 
     def pack(self, weight: Tensor) -> Tensor:
         """Return weights [V, O, C, kh, kw] as rows [V, O, kh * kw * C]."""
         return weight.permute(0, 1, 3, 4, 2).flatten(2).contiguous()
-
-    def direction(self, rows: Tensor) -> Full:
-        """Return the direction [V, O, K] with the columns of the way back."""
-        return Full(rows, self.way.columns(rows))
 
     def lift(self, a: Tensor) -> Tensor:
         """Return the patches [N, L, K] of images [N, C, H, W], L output positions."""
@@ -315,18 +188,10 @@ class Convolution(Affine):
         z = torch.bmm(rows, lifted.transpose(1, 2))
         return z.view(len(lifted), -1, self.form.high.out, self.form.wide.out)
 
-    def cut(self, cotangent: Tensor) -> Tensor:
-        """Return the output's cotangent arranged for the way back."""
-        return self.way.cut(cotangent)
-
     def drop(self, weight: Full | Outer, cut: Tensor) -> Tensor:
-        """Return W^T cotangent in the form of the way back, not yet images; W is dense."""
+        """Return W^T cotangent, to be folded into images; W is dense."""
         assert isinstance(weight, Full)
-        return self.way.drop(weight, cut)
-
-    def fold(self, dropped: Tensor) -> Tensor:
-        """Return the result of `drop`, or a sum of results, as images [N, C, H, W]."""
-        return self.way.fold(dropped)
+        return torch.bmm(per_example(weight.columns, len(cut)), cut)
 
     def add(self, z: Tensor, bias: Tensor) -> Tensor:
         """Return z [N, O, H', W'] plus a bias [V, O] or [1, O]."""
@@ -339,3 +204,103 @@ class Convolution(Affine):
     def bias_gradient(self, memo: Memo) -> Tensor:
         """Return the bias's gradient [V, O]."""
         return summed(memo.cotangent.flatten(2).sum(2), memo.victims)
+
+
+class Compact(Convolution):
+    """For small images: patches [N, L, K] are summed by a product with zeros and ones, `folding` [H W, L kh kw]."""
+
+    def __init__(self, form: ConvolutionForm, name: str, weight: Tensor, bias: Tensor | None, first: bool) -> None:
+        high, wide = form.axes
+        each = torch.eye(form.cells, dtype=weight.dtype, device=weight.device)
+        patches = each.view(len(each), high.out * wide.out, -1).transpose(1, 2)
+        self.folding = fold_patches(patches, form).flatten(1).T
+        super().__init__(form, name, weight, bias, first)
+
+    def cut(self, cotangent: Tensor) -> Tensor:
+        """Return [N, L, O]."""
+        return cotangent.flatten(2).transpose(1, 2)
+
+    def drop(self, weight: Full | Outer, cut: Tensor) -> Tensor:
+        """Return patches [N, L, K]."""
+        assert isinstance(weight, Full)
+        return torch.bmm(cut, per_example(weight.rows, len(cut)))
+
+    def fold(self, dropped: Tensor) -> Tensor:
+        """Return the patches summed where they overlap."""
+        each = dropped.view(len(dropped), -1, self.form.channels)
+        total = torch.bmm(self.folding.expand(len(each), -1, -1), each)
+        return total.transpose(1, 2).reshape(len(each), self.form.channels, self.form.high.size, self.form.wide.size)
+
+
+class Summed(Convolution):
+    """Patches [N, K, L] are summed by `F.fold`, or slice by slice; K is over (C, kh, kw), as there."""
+
+    def direction(self, rows: Tensor) -> Full:
+        """Return rows [V, O, K] with their columns [V, K, O] in the order of `F.fold`."""
+        high, wide = self.form.axes
+        split = rows.unflatten(2, (high.kernel, wide.kernel, self.form.channels))
+        return Full(rows, split.permute(0, 4, 2, 3, 1).flatten(1, 3).contiguous())
+
+    def cut(self, cotangent: Tensor) -> Tensor:
+        """Return [N, O, L]."""
+        return cotangent.flatten(2)
+
+    def fold(self, dropped: Tensor) -> Tensor:
+        """Return the patches summed where they overlap; by slices unless images are small."""
+        channels, (high, wide) = self.form.channels, self.form.axes
+        if len(dropped) * channels * high.out * wide.out < SLICED:
+            return fold_patches(dropped, self.form)
+        patches = dropped.view(len(dropped), channels, high.kernel, wide.kernel, high.out, wide.out)
+        total = dropped.new_zeros(len(dropped), channels, high.padded, wide.padded)
+        for i in range(high.kernel):
+            for j in range(wide.kernel):
+                total[..., high.met(i), wide.met(j)] += patches[:, :, i, j]
+        return total[..., high.inner, wide.inner]
+
+
+class Gathered(Convolution):
+    """Nothing overlaps: patches of the output's cotangent meet the kernel's places of each phase of the stride.
+
+    index: places of the columns, [C phases, taps O], in a direction's flat rows [O K].
+    """
+
+    def __init__(self, form: ConvolutionForm, name: str, weight: Tensor, bias: Tensor | None, first: bool) -> None:
+        high, wide = form.axes
+        tall, broad = high.kernel_places()[:, None, :, None], wide.kernel_places()[None, :, None, :]
+        outer = form.patch * torch.arange(form.outputs)
+        inner = torch.arange(form.channels)[:, None, None, None, None, None]
+        index = (tall * wide.kernel + broad)[..., None] * form.channels + outer + inner  # [C, sh, sw, th, tw, O]
+        none = ((tall == high.kernel) | (broad == wide.kernel))[..., None]
+        self.index = index.masked_fill(none, form.patch * form.outputs).flatten(3).flatten(0, 2).to(weight.device)
+        super().__init__(form, name, weight, bias, first)
+
+    def direction(self, rows: Tensor) -> Full:
+        """Return rows [V, O, K] with the weights that a place of the input meets, [V, C phases, taps O], 0 for none."""
+        flat = F.pad(rows.flatten(1), (0, 1)).index_select(1, self.index.flatten())
+        return Full(rows, flat.view(len(rows), *self.index.shape))
+
+    def cut(self, cotangent: Tensor) -> Tensor:
+        """Return the output cotangents that depend on each place of the input, [N, taps O, Q]."""
+        high, wide = self.form.axes
+        part = cotangent[:, :, high.part, wide.part]
+        size, at = (high.span, wide.span), (max(-high.first, 0), max(-wide.first, 0))
+        return windows(part, size, at, (high.taps, wide.taps), (1, 1), (high.length, wide.length)).transpose(1, 2)
+
+    def fold(self, dropped: Tensor) -> Tensor:
+        """Return phases [N, C phases, Q] in their places in images."""
+        channels, (high, wide) = self.form.channels, self.form.axes
+        phases = dropped.view(len(dropped), channels, high.stride, wide.stride, high.length, wide.length)
+        total = phases.permute(0, 1, 4, 2, 5, 3)
+        total = total.reshape(len(dropped), channels, high.length * high.stride, wide.length * wide.stride)
+        return total[..., high.shown, wide.shown]
+
+
+def convolution(
+    module: nn.Conv2d, name: str, weight: Tensor, bias: Tensor | None, first: bool, size: tuple[int, int]
+) -> Convolution:
+    """Return the convolution of a module on images of a size, by the fastest way back."""
+    form = ConvolutionForm.of(module, size)
+    way: type[Convolution] = Summed if form.gathered > form.patch else Gathered
+    if form.cells * math.prod(size) <= COMPACT:
+        way = Compact
+    return way(form, name, weight, bias, first)

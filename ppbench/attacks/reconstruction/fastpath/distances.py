@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
-from ppbench.attacks.reconstruction.fastpath.layers import Affine, Direction, Memo, Outer, TensorMap
-from ppbench.base.tree import Params
+from ppbench.attacks.reconstruction.fastpath.layers import Affine, Direction, Memo, Outer
+from ppbench.base.tree import Params, node, tree_map
 from ppbench.federation.evidence import SMALLEST_SQUARE, inverse_root, softsign
 
 RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Largest relative distance of an observed gradient from the outer product that it counts as: rounding, not noise."""
 
 
-@dataclass(frozen=True)
+@node
 class LayerTarget:
     """The observed gradient of one layer, for V victims.
 
@@ -40,21 +40,13 @@ class LayerTarget:
 
     def at(self, index: Tensor) -> LayerTarget:
         """Return the targets of the victims `index` [S]."""
-        return self.mapped(lambda tensor: tensor[index])
+        return tree_map(lambda tensor: tensor[index], self)
 
     @property
     def about(self) -> str:
         """Which tensors are present."""
         parts = (self.bias, self.weight, self.bias_weight)
         return f"{type(self.rows).__name__} {[part is not None for part in parts]}"
-
-    def mapped(self, change: TensorMap) -> LayerTarget:
-        """Return a copy with `change` applied to each tensor."""
-        rows = self.rows.mapped(change) if isinstance(self.rows, Outer) else change(self.rows)
-        bias, weight, bias_weight = (
-            None if part is None else change(part) for part in (self.bias, self.weight, self.bias_weight)
-        )
-        return LayerTarget(rows, bias, weight, bias_weight, change(self.size))
 
     def bounded(self) -> LayerTarget:
         """Return the target, which must be dense, with its visible entries `bounded`: once, not in each step."""

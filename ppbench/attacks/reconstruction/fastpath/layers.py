@@ -1,4 +1,4 @@
-"""The layers of a chain: activations, flattening and pooling, beside the affine ones (terms as in `affine`)."""
+"""The layers of a chain: activations, flattening and pooling, beside the affine ones."""
 
 from __future__ import annotations
 
@@ -11,36 +11,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ppbench.base.tree import node
+
 # -- Affine layers as four passes: forward, backward, and the same two differentiated along a weight direction --
 # V victims share the weights, each with a batch of B examples, N = V * B; a direction has one value per victim.
 # Images are [N, C, H, W], flat features [V, B, D]. `tangent`: derivative of an activation along the direction;
 # `cotangent`: of the loss by an activation (the R-operator of Pearlmutter, Neural Computation 6, 1994).
 
-TensorMap = Callable[[Tensor], Tensor]
 
-
-@dataclass(frozen=True)
+@node
 class Full:
     """A dense weight or direction: rows [V, O, K] (V = 1: the network's), columns [V, K, O] as `fold` needs them."""
 
     rows: Tensor
     columns: Tensor
 
-    def mapped(self, change: TensorMap) -> Full:
-        """Return a copy with `change` applied to each tensor."""
-        return Full(change(self.rows), change(self.columns))
 
-
-@dataclass(frozen=True)
+@node
 class Outer:
     """A direction of low rank, left @ right, never made dense. left: [V, O, R]; right: [V, R, K]."""
 
     left: Tensor
     right: Tensor
-
-    def mapped(self, change: TensorMap) -> Outer:
-        """Return a copy with `change` applied to each tensor."""
-        return Outer(change(self.left), change(self.right))
 
 
 @dataclass(frozen=True)
@@ -84,10 +76,10 @@ class Affine:
         """What the layer does, apart from its weights and their shapes."""
         return f"affine, first: {self.first}"
 
-    def mapped(self, change: TensorMap) -> Affine:
-        """Return a copy with `change` applied to each tensor."""
+    def with_parameters(self, weight: Full, bias: Tensor | None) -> Affine:
+        """Return a copy with other parameters."""
         copied = copy.copy(self)
-        copied.weight, copied.bias = self.weight.mapped(change), None if self.bias is None else change(self.bias)
+        copied.weight, copied.bias = weight, bias
         return copied
 
     def pack(self, weight: Tensor) -> Tensor:

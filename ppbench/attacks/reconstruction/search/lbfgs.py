@@ -210,7 +210,9 @@ class Run:
         taken = [slot.judge(*pair) for slot, *pair in zip(self.slots, loss.tolist(), finite, strict=True)]
         if any(taken):
             self.advance(taken, fresh, t, gradient)
-        self.give_up_history()
+        for i, slot in enumerate(self.slots):
+            if slot.tries >= TRIES and not slot.steepest:  # the line search along a quasi-Newton direction failed
+                self.restart(i)
         self.replace()
 
     def advance(self, taken: list[bool], fresh: list[bool], t: Tensor, gradient: Tensor) -> None:
@@ -251,12 +253,6 @@ class Run:
         self.d[i] = -self.g[i]
         slot = self.slots[i]
         slot.slope, slot.t, slot.tries, slot.steepest = -float(self.g[i] @ self.g[i]), self.first_steps([i])[i], 0, True
-
-    def give_up_history(self) -> None:
-        """Go down the gradient where the line search along a quasi-Newton direction failed."""
-        for i, slot in enumerate(self.slots):
-            if slot.tries >= TRIES and not slot.steepest:
-                self.restart(i)
 
     def replace(self) -> None:
         """Record the runs that ended, refill their slots from the queue, drop the slots that stay empty."""

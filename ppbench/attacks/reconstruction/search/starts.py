@@ -135,10 +135,6 @@ class PosedVictim:
             return None
         return one_hot(single_label(signal, positive=bias is not None), classes).float()
 
-    def failure(self, start: Start) -> Guess:
-        """Return the guess of an attacker without usable evidence: a start image."""
-        return Guess(x=self.image(start))
-
 
 def posed(
     evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
@@ -230,7 +226,7 @@ class ImageSearch(Attack):
         victims, guesses = posed(evidence, plan, challenges, generator), dict[int, Guess]()
         for rows in self.blocks(victims):
             guesses |= dict(zip(rows, (attack or self.attack)([victims[i] for i in rows]), strict=True))
-        return [guesses.get(i) or victim.failure(self.start) for i, victim in enumerate(victims)]
+        return [guesses.get(i) or Guess(x=victim.image(self.start)) for i, victim in enumerate(victims)]
 
     def suits(self, plan: Plan) -> bool:
         """Return whether targets are classes or numbers, not masks."""
