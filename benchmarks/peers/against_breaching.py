@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import statistics
 import sys
@@ -81,15 +82,16 @@ class Row:
     name: str
     spec: NetSpec
     params: Params
-    batch: int
     accuracy: float | None
+    batch: int
 
     def module(self) -> torch.nn.Module:
-        """Return the network with its weights, for those who do not take weights apart."""
-        module = copy.deepcopy(build(self.spec).module).to_empty(device="cpu")
+        """Return the network with its weights and buffers, for those who do not take weights apart."""
+        net = build(self.spec)
+        module, known = copy.deepcopy(net.module).to_empty(device="cpu"), {**net.frozen, **self.params}
         with torch.no_grad():
-            for key, value in module.named_parameters():
-                value.copy_(self.params[key])
+            for key, value in (*module.named_parameters(), *module.named_buffers()):
+                value.copy_(known[key])
         return module
 
     def psnr(self, data: Data, guess: Guess) -> list[float]:
@@ -132,13 +134,16 @@ def row_of(text: str, first: int) -> Row:
     """Return the row that "network/batch/trained" names; batch 1 and random weights where these are left out."""
     name, batch, trained = text.split("/") + ["1", ""][text.count("/") :]
     spec = network_spec(name)
-    row = Row(text, spec, initial(spec, 0), int(batch), None)
-    return learned(row, first) if trained else row
+    if trained:
+        return Row(text, spec, *learned(spec, first), int(batch))
+    return Row(text, spec, initial(spec, 0), None, int(batch))
 
 
-def learned(row: Row, first: int) -> Row:
-    """Return the row with weights that were trained by Adam."""
-    module, data, tested = row.module(), cifar(0, LEARNED), cifar(first - TESTED, TESTED)
+@functools.cache
+def learned(spec: NetSpec, first: int) -> tuple[Params, float]:
+    """Return weights that were trained by Adam, and their accuracy."""
+    module = Row("", spec, initial(spec, 0), None, 1).module()
+    data, tested = cifar(0, LEARNED), cifar(first - TESTED, TESTED)
     optimizer, draws = torch.optim.Adam(module.parameters(), RATE), torch.Generator().manual_seed(0)
     for _ in range(EPOCHS):
         for rows in torch.randperm(LEARNED, generator=draws).split(64):
@@ -148,7 +153,7 @@ def learned(row: Row, first: int) -> Row:
     with torch.no_grad():
         right = (module(tested.x).argmax(1) == tested.y.argmax(1)).float().mean()
     params = {name: value.detach().clone() for name, value in module.named_parameters()}
-    return Row(row.name, row.spec, params, row.batch, round(float(right), 3))
+    return params, round(float(right), 3)
 
 
 def ours(name: str, row: Row) -> Run:
@@ -219,15 +224,20 @@ def theirs(name: str, row: Row, breaching: Any) -> Run:
 def fitting(run: Run, batch: int, seconds: float) -> int:
     """Return how many steps fit into `seconds` of the processor, timed on a batch that is no victim.
 
-    By the slower of early and later steps: some searches have done on that batch before the last.
+    By the slower of early and later steps: some searches have done on that batch before the last. Nothing longer is
+    timed behind what took as many seconds.
     """
-    data, spent = cifar(TIMED, batch), []
+    data, rates, spent, last = cifar(TIMED, batch), list[float](), 0.0, 0
     for steps in (4, STEPS, 4 * STEPS):
         began = time.process_time()
         run(data, steps)
-        spent.append(time.process_time() - began)
-    slower = max((spent[1] - spent[0]) / (STEPS - 4), (spent[2] - spent[1]) / (3 * STEPS), 1e-9)
-    return min(MOST, max(1, int(seconds / slower)))
+        took = time.process_time() - began
+        rates.append((took - spent) / (steps - last))
+        spent, last = took, steps
+        if took > seconds:
+            break
+    slower = max(rates[1:] or rates)  # the first four start what later ones share
+    return min(MOST, max(1, int(seconds / max(slower, 1e-9))))
 
 
 @dataclass(frozen=True)
