@@ -162,3 +162,17 @@ def test_a_network_given_as_an_object_keeps_its_buffers(script: ModuleType) -> N
     spec, x = script.held_network(given.eval(), (3, 4, 4)).spec, torch.rand(2, 3, 4, 4)
     module = script.Row("norm", spec, script.initial(spec, 0), None, 1).module()
     assert torch.equal(module(x), given(x))
+
+
+def test_victims_are_whole_batches_and_no_fewer_than_named(
+    script: ModuleType, compared: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_of = script.row_of
+    monkeypatch.setattr(script, "row_of", lambda _, first: row_of("dlnet/3", first))
+    assert all(len(values) == 6 for values in compared(RUNS, victims=4)["psnr"].values())
+
+
+def test_the_default_attacks_a_network_given_as_an_object(script: ModuleType) -> None:
+    row, data = script.row_of("vit", 40_000), images(0, 1)
+    guess = script.ours("default", row)(data, 1)
+    assert row.psnr(data, guess)[0] > 40
