@@ -138,3 +138,41 @@ def test_steps_are_timed_by_the_slower_of_early_and_later_ones(
         clock.now += 0.1 * min(steps, 40)
 
     assert script.fitting(run, 1, 2.0) == 20
+
+
+def test_nothing_longer_is_timed_behind_what_took_the_seconds(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, timed = SimpleNamespace(now=0.0), list[int]()
+    monkeypatch.setattr(script.time, "process_time", lambda: clock.now)
+    monkeypatch.setattr(script, "cifar", images)
+
+    def run(data: Data, steps: int) -> None:
+        timed.append(steps)
+        clock.now += 0.1 * steps
+
+    assert script.fitting(run, 1, 2.0) == 20 and timed == [4, 40]
+    assert script.fitting(run, 1, 0.25) == 2 and timed == [4, 40, 4]
+
+
+def test_a_network_given_as_an_object_keeps_its_buffers(script: ModuleType) -> None:
+    norm = torch.nn.BatchNorm2d(2)
+    given = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), norm, torch.nn.Flatten(), torch.nn.Linear(8, 10))
+    norm.running_var.fill_(7.0)
+    spec, x = script.held_network(given.eval(), (3, 4, 4)).spec, torch.rand(2, 3, 4, 4)
+    module = script.Row("norm", spec, script.initial(spec, 0), None, 1).module()
+    assert torch.equal(module(x), given(x))
+
+
+def test_victims_are_whole_batches_and_no_fewer_than_named(
+    script: ModuleType, compared: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_of = script.row_of
+    monkeypatch.setattr(script, "row_of", lambda _, first: row_of("dlnet/3", first))
+    assert all(len(values) == 6 for values in compared(RUNS, victims=4)["psnr"].values())
+
+
+def test_the_default_attacks_a_network_given_as_an_object(script: ModuleType) -> None:
+    row, data = script.row_of("vit", 40_000), images(0, 1)
+    guess = script.ours("default", row)(data, 1)
+    assert row.psnr(data, guess)[0] > 40

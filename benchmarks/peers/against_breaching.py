@@ -5,10 +5,10 @@
         [--rows conv,dlnet/4,dlnet/4/trained,resnet18,vit] [--first 40000] [--victims 20] [--seconds 10] [--tuning 4] \
         [--finalists 2] [--attacks default,ig,feature_inversion,idlg] [--peers modern,deepleakage]
 
-All of `--attacks` and `--peers` are tried on `--tuning` images (whole batches) that are no victims; the `--finalists`
-of each side with the best medians attack the victims, and the best there of each are compared, by name. By default
-`--peers` are all of breaching's attacks on an image's plain gradient, with its own settings: the others need text, a
-transformer, or a server that sends weights of its own. What raises an error is named with it.
+All of `--attacks` and `--peers` are tried on `--tuning` images that are no victims; the `--finalists` of each side with
+the best medians attack the victims, and the best there of each are compared, by name; images fill whole batches. By
+default `--peers` are all of breaching's attacks on an image's plain gradient, with its own settings: the others need
+text, a transformer, or a server that sends weights of its own. What raises an error is named with it.
 
 Undefended gradients of CIFAR-10 images; a row is a network, the size of a batch, and whether it was trained before: on
 the first 10,000 training images. Labels as each attack infers them, images matched to the truth by least squared
@@ -18,13 +18,14 @@ clock, as other jobs may run. OUT.json is written after every batch, and a later
 rows are kept, and of others the finalists and the victims they had, so `--victims` can be raised. `default` is what
 `ppbench.invert` computes or searches, at its own budget: it counts only where its seconds are no more. `--peers ""`
 measures ours alone; with peers, but without `breaching`, the script says so, and exits with 2. `ig3` is `ig` with three
-times its prior, as tuning tries.
+times its prior, as tuning tries, `ig3_pattern` that from a tiled patch, where breaching's `modern` starts.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import statistics
 import sys
@@ -41,6 +42,7 @@ from measure_reconstruction import cifar, probed
 
 import ppbench
 from ppbench.adversary.attack import Attack, Guess
+from ppbench.adversary.victims import Victims
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.feature_inversion import FeatureInversion
 from ppbench.attacks.reconstruction.ig import IG
@@ -48,6 +50,8 @@ from ppbench.base.tree import Params
 from ppbench.base.vision import torchvision
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
+from ppbench.federation.view import View
+from ppbench.nets.classifier import UserNetwork
 from ppbench.nets.model_object import held_network
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.questions.images import score_images
@@ -57,11 +61,12 @@ NETWORKS = {
     "conv3": net_spec("cnn", (3, 32, 32), 10, {"widths": "32,64,128"}),
     "dlnet": net_spec("dlnet", (3, 32, 32), 10),
     "resnet20": net_spec("resnet20", (3, 32, 32), 10),
+    "lenet100": net_spec("lenet", (3, 32, 32), 100),
 }
-"""Networks of ours; `network_spec` knows two more."""
+"""Networks of ours, `lenet100` that of bench_dlg.py; `network_spec` knows two more."""
 TIMED, TUNED, STEPS, MOST = 1000, 2000, 40, 100_000
 """The first image of the batch for timing, and of those for tuning; the steps that are timed, and the most steps."""
-OURS = ("default", "ig", "ig3", "idlg", "feature_inversion")
+OURS = ("default", "ig", "ig3", "ig3_pattern", "idlg", "feature_inversion")
 PEERS = (
     *("modern", "invertinggradients", "deepleakage", "legacy", "wei", "beyondinfering", "seethroughgradients"),
     *("multiscale_ghiasi", "clsattack", "analytic", "rgap"),
@@ -81,20 +86,31 @@ class Row:
     name: str
     spec: NetSpec
     params: Params
-    batch: int
     accuracy: float | None
+    batch: int
 
     def module(self) -> torch.nn.Module:
-        """Return the network with its weights, for those who do not take weights apart."""
-        module = copy.deepcopy(build(self.spec).module).to_empty(device="cpu")
+        """Return the network with its weights and buffers, for those who do not take weights apart."""
+        net = build(self.spec)
+        module, known = copy.deepcopy(net.module).to_empty(device="cpu"), {**net.frozen, **self.params}
         with torch.no_grad():
-            for key, value in module.named_parameters():
-                value.copy_(self.params[key])
+            for key, value in (*module.named_parameters(), *module.named_buffers()):
+                value.copy_(known[key])
         return module
+
+    def probed(self, data: Data) -> tuple[View, Victims]:
+        """Return the server's view of a client that holds `data`, labels among the network's classes."""
+        y = torch.nn.functional.pad(data.y, (0, self.spec.classes - data.y.shape[-1]))
+        return probed(Data(data.x, y), self.spec, NoDefense(), self.batch, self.params)
+
+    def gradient(self, data: Data) -> Params:
+        """Return what the server sees of one batch."""
+        (evidence,) = NoDefense().evidence(self.probed(data)[0])
+        return evidence.observed
 
     def psnr(self, data: Data, guess: Guess) -> list[float]:
         """Return each image's PSNR in dB, matched to the truth by least squared error."""
-        _, victims = probed(data, self.spec, NoDefense(), self.batch, self.params)
+        _, victims = self.probed(data)
         return [round(score.psnr or 0.0, 2) for score in score_images(victims, [guess], {}, {}, (0.0, 1.0)).victims]
 
 
@@ -124,21 +140,42 @@ def network_spec(name: str) -> NetSpec:
     """Return the network of a row: ours, torchvision's ResNet-18 or a ViT, with weights drawn from seed 0."""
     if name in NETWORKS:
         return NETWORKS[name]
+    return held_network(given_network(name), (3, 32, 32)).spec
+
+
+def given_network(name: str) -> torch.nn.Module:
+    """Return a network that ppbench does not have, in eval mode."""
     torch.manual_seed(0)
-    return held_network({"resnet18": resnet18, "vit": ViT}[name]().eval(), (3, 32, 32)).spec
+    return {"resnet18": resnet18, "vit": ViT}[name]().eval()
+
+
+def users_network(row: Row) -> tuple[torch.nn.Module, list[str]]:
+    """Return a row's network as a user has it, and our names of its parameters, in their order."""
+    module = row.module()
+    if not isinstance(module, UserNetwork):
+        return module.eval(), [key for key, _ in module.named_parameters()]
+    ours = {module.own_name(key): key for key in row.params}
+    users = given_network(row.name.split("/")[0])
+    with torch.no_grad():
+        for key, value in users.named_parameters():
+            value.copy_(row.params[ours[key]])
+    return users, [ours[key] for key, _ in users.named_parameters()]
 
 
 def row_of(text: str, first: int) -> Row:
     """Return the row that "network/batch/trained" names; batch 1 and random weights where these are left out."""
     name, batch, trained = text.split("/") + ["1", ""][text.count("/") :]
     spec = network_spec(name)
-    row = Row(text, spec, initial(spec, 0), int(batch), None)
-    return learned(row, first) if trained else row
+    if trained:
+        return Row(text, spec, *learned(spec, first), int(batch))
+    return Row(text, spec, initial(spec, 0), None, int(batch))
 
 
-def learned(row: Row, first: int) -> Row:
-    """Return the row with weights that were trained by Adam."""
-    module, data, tested = row.module(), cifar(0, LEARNED), cifar(first - TESTED, TESTED)
+@functools.cache
+def learned(spec: NetSpec, first: int) -> tuple[Params, float]:
+    """Return weights that were trained by Adam, and their accuracy."""
+    module = Row("", spec, initial(spec, 0), None, 1).module()
+    data, tested = cifar(0, LEARNED), cifar(first - TESTED, TESTED)
     optimizer, draws = torch.optim.Adam(module.parameters(), RATE), torch.Generator().manual_seed(0)
     for _ in range(EPOCHS):
         for rows in torch.randperm(LEARNED, generator=draws).split(64):
@@ -148,7 +185,7 @@ def learned(row: Row, first: int) -> Row:
     with torch.no_grad():
         right = (module(tested.x).argmax(1) == tested.y.argmax(1)).float().mean()
     params = {name: value.detach().clone() for name, value in module.named_parameters()}
-    return Row(row.name, row.spec, params, row.batch, round(float(right), 3))
+    return params, round(float(right), 3)
 
 
 def ours(name: str, row: Row) -> Run:
@@ -161,13 +198,14 @@ def ours(name: str, row: Row) -> Run:
         results: dict[str, Attack] = {
             "ig": IG(budget=steps),
             "ig3": IG(budget=steps, tv=3.0),
+            "ig3_pattern": IG(budget=steps, tv=3.0, start="pattern"),
             "idlg": IDLG(budget=steps),
             "feature_inversion": FeatureInversion(inversion_budget=first, joint_budget=max(1, steps - first)),
         }
         return results[name]
 
     def run(data: Data, steps: int) -> Guess:
-        view, victims = probed(data, row.spec, NoDefense(), row.batch, row.params)
+        view, victims = row.probed(data)
         (guess,) = attack(steps).run(view, victims.challenges(), torch.Generator().manual_seed(0))
         return guess
 
@@ -176,12 +214,11 @@ def ours(name: str, row: Row) -> Run:
 
 def by_default(row: Row) -> Run:
     """Return what `ppbench.invert` does without naming an attack."""
-    module = row.module().eval()
-    names = [key for key, _ in module.named_parameters()]
+    module, names = users_network(row)
 
     def run(data: Data, _: int) -> Guess:
-        (evidence,) = NoDefense().evidence(probed(data, row.spec, NoDefense(), row.batch, row.params)[0])
-        sent = [evidence.observed[key] for key in names]
+        observed = row.gradient(data)
+        sent = [observed[key] for key in names]
         answer = ppbench.invert(module, sent, row.spec.shape, batch=row.batch, planted=False)
         return Guess(x=answer.x, y=answer.y)
 
@@ -206,9 +243,9 @@ def theirs(name: str, row: Row, breaching: Any) -> Run:
             config.inversion.steps = steps
         setup = {"dtype": torch.float32, "device": torch.device("cpu")}
         attacker = breaching.attacks.prepare_attack(module, torch.nn.CrossEntropyLoss(), config, setup)
-        (evidence,) = NoDefense().evidence(probed(data, row.spec, NoDefense(), row.batch, row.params)[0])
+        observed = row.gradient(data)
         shared = {"num_data_points": row.batch, "labels": None, "local_hyperparams": None}
-        sent = {"gradients": [evidence.observed[key] for key in names], "buffers": None, "metadata": shared}
+        sent = {"gradients": [observed[key] for key in names], "buffers": None, "metadata": shared}
         down = {"parameters": list(row.params.values()), "buffers": [], "metadata": OmegaConf.create(metadata)}
         result, _ = attacker.reconstruct([down], [sent], {})
         return Guess(x=result["data"].detach().clamp(0, 1), y=result["labels"].detach())
@@ -219,15 +256,20 @@ def theirs(name: str, row: Row, breaching: Any) -> Run:
 def fitting(run: Run, batch: int, seconds: float) -> int:
     """Return how many steps fit into `seconds` of the processor, timed on a batch that is no victim.
 
-    By the slower of early and later steps: some searches have done on that batch before the last.
+    By the slower of early and later steps: some searches have done on that batch before the last. Nothing longer is
+    timed behind what took as many seconds.
     """
-    data, spent = cifar(TIMED, batch), []
+    data, rates, spent, last = cifar(TIMED, batch), list[float](), 0.0, 0
     for steps in (4, STEPS, 4 * STEPS):
         began = time.process_time()
         run(data, steps)
-        spent.append(time.process_time() - began)
-    slower = max((spent[1] - spent[0]) / (STEPS - 4), (spent[2] - spent[1]) / (3 * STEPS), 1e-9)
-    return min(MOST, max(1, int(seconds / slower)))
+        took = time.process_time() - began
+        rates.append((took - spent) / (steps - last))
+        spent, last = took, steps
+        if took > seconds:
+            break
+    slower = max(rates[1:] or rates)  # the first four start what later ones share
+    return min(MOST, max(1, int(seconds / max(slower, 1e-9))))
 
 
 @dataclass(frozen=True)
@@ -349,7 +391,7 @@ def compared(
         kept = {"psnr": whole.psnr, "cpu_seconds": whole.seconds, "failed": whole.failed, "best": best}
         after({**figures, **kept})
 
-    result, left = Measured({}, {}, {}), about.victims // row.batch * row.batch - done
+    result, left = Measured({}, {}, {}), -(-about.victims // row.batch) * row.batch - done
     if left > 0:
         victims = cifar(about.first + done, left)
         result = measured(row, {name: runs[name] for name in names}, figures["steps"], victims, keep)
