@@ -147,10 +147,17 @@ def watched(
 
 
 def server_sees(
-    digits: Data, defense: Defense, batch: int = 1, count: int = 8, first: int = 900, nconv: int = 4
+    digits: Data,
+    defense: Defense,
+    batch: int = 1,
+    count: int = 8,
+    first: int = 900,
+    nconv: int = 4,
+    kinks: bool = False,
 ) -> Seen:
-    """Return what a server sees of `count` digits on a fresh DLNet under a defense, and whose they are."""
-    plan = Plan(net_spec("dlnet", (1, 8, 8), 10, {"nconv": nconv}), 1, Local("gradient", batch=batch))
+    """Return what a server sees of `count` digits on a fresh network under a defense, and whose they are."""
+    spec = net_spec("cnn", (1, 8, 8), 10) if kinks else net_spec("dlnet", (1, 8, 8), 10, {"nconv": nconv})
+    plan = Plan(spec, 1, Local("gradient", batch=batch))
     rows = slice(first, first + 60)
     run = Federation(defense, plan, {0: Data(digits.x[rows].clone(), digits.y[rows].clone())}, Seeds(0))
     run.start(initial(plan.spec, 1))

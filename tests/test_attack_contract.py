@@ -49,6 +49,7 @@ UNREAD = {  # masked numbers; the server alone has a key; clients get a perturbe
 LONG = {
     ("peel", "poison_harms_no_other"),
     ("closed_form", "survives_white_images"),
+    ("closed_form", "survives_huge"),
     ("adaptive_spn", "keeps_form_and_budget_server/1"),
 }
 """Cases of seconds: a usual run asks their questions of other attacks, and these attacks other questions."""

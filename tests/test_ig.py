@@ -6,12 +6,13 @@ from statistics import median
 
 import pytest
 import torch
-from observations import Seen, observation, psnr, reached, seeded, server_sees
+from observations import Seen, observation, psnr, reached, seeded, server_sees, watched
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG, IGMasked
+from ppbench.attacks.reconstruction.ig_features import IGFeatures
 from ppbench.attacks.reconstruction.likelihood import NOISELESS_SHARE, Likelihood, deviations, scaled_law
 from ppbench.attacks.reconstruction.search.priors import GreyNorm, Sum, TotalVariation
 from ppbench.attacks.reconstruction.search.starts import posed
@@ -150,6 +151,39 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
         assert counts == sorted(set(counts))
         assert counts[-1] == 30
         assert all(count % 3 == 0 for count in counts)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_exact_features_guide_the_search_through_kinks(digits, batch):
+    seen = server_sees(digits, NoDefense(), batch=batch, count=4, kinks=True)
+    guided, _ = reached(seen, IGFeatures(budget=150))
+    unguided, _ = reached(seen, IG(budget=150, tv=3.0))
+    assert median(guided) > median(unguided) + 3
+
+
+def test_where_features_are_noise_it_is_ig_to_the_bit(digits):
+    seen = server_sees(digits, DP(sigma=0.01), count=3, kinks=True)
+    _, guided = reached(seen, IGFeatures(budget=20))
+    _, unguided = reached(seen, IG(budget=20, tv=3.0))
+    for one, other in zip(guided, unguided, strict=True):
+        assert torch.equal(one.x, other.x) and one.confidence == other.confidence
+
+
+def test_a_victim_is_searched_beside_others_as_alone_also_under_batch_norms(digits):
+    plan = Plan(net_spec("resnet20", (1, 8, 8), 10, {"norm": "bn"}), 1, Local("gradient", batch=2))
+    run = Federation(NoDefense(), plan, {0: Data(digits.x[900:960], digits.y[900:960])}, Seeds(0))
+    run.start(initial(plan.spec, 1))
+    (view, victims), attack = watched(run, batch=2, count=4), IGFeatures(budget=8)
+    first, *_ = attack.run(view, victims.challenges(), seeded())
+    (alone,) = attack.run(view, victims.challenges()[:1], seeded())
+    assert alone.confidence == pytest.approx(first.confidence, rel=1e-3)
+
+
+def test_features_are_read_of_kinked_convolutions():
+    def suits(model: str) -> bool:
+        return IGFeatures().suits(Plan(net_spec(model, (3, 16, 16), 10), 1, Local("gradient")))
+
+    assert suits("cnn") and not suits("dlnet") and not suits("mlp")
 
 
 @pytest.mark.nightly

@@ -145,8 +145,8 @@ def test_by_default_the_answer_counts_that_explains_the_gradient_best(
     [
         (False, 1, False, ("dlg",)),
         (False, 4, False, ("dlg", "feature_inversion")),
-        (True, 1, False, ("ig", "feature_inversion")),
-        (True, 4, True, ("ig",)),
+        (True, 1, False, ("ig_features", "feature_inversion")),
+        (True, 4, True, ("ig_features",)),
     ],
 )
 def test_searches_of_the_default_follow_the_network(

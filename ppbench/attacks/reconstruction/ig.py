@@ -62,7 +62,12 @@ class IG(Inversion):
         if self.fading and self.tv and steps > problem.tries:
             problem, spent = problem.balanced(self.tv), problem.tries
         schedule = self.schedule((steps - spent) // problem.tries, victims[0].plan)
-        return SearchHistory(problem.tries, spent).add(problem, descent_of(problem, problem.start, schedule)).guesses()
+        descent = descent_of(problem, problem.start, schedule, self.evaluated(problem, victims))
+        return SearchHistory(problem.tries, spent).add(problem, descent).guesses()
+
+    def evaluated(self, problem: Problem, victims: Sequence[PosedVictim]) -> ValueFunction:
+        """Return what is minimized of the `problem` of `victims`. Default: the problem."""
+        return problem
 
     def matched(self, evidence: Evidence) -> Evidence:
         """Return `evidence` compared by the cosine; signs alone stay compared as signs."""
