@@ -46,6 +46,7 @@ from ppbench.adversary.victims import Victims
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.feature_inversion import FeatureInversion
 from ppbench.attacks.reconstruction.ig import IG
+from ppbench.attacks.reconstruction.ig_features import IGFeatures
 from ppbench.base.tree import Params
 from ppbench.base.vision import torchvision
 from ppbench.defenses.none import NoDefense
@@ -66,7 +67,7 @@ NETWORKS = {
 """Networks of ours, `lenet100` that of bench_dlg.py; `network_spec` knows two more."""
 TIMED, TUNED, STEPS, MOST = 1000, 2000, 40, 100_000
 """The first image of the batch for timing, and of those for tuning; the steps that are timed, and the most steps."""
-OURS = ("default", "ig", "ig3", "ig3_pattern", "idlg", "feature_inversion")
+OURS = ("default", "ig", "ig3", "ig3_pattern", "ig_features", "idlg", "feature_inversion")
 PEERS = (
     *("modern", "invertinggradients", "deepleakage", "legacy", "wei", "beyondinfering", "seethroughgradients"),
     *("multiscale_ghiasi", "clsattack", "analytic", "rgap"),
@@ -199,6 +200,7 @@ def ours(name: str, row: Row) -> Run:
             "ig": IG(budget=steps),
             "ig3": IG(budget=steps, tv=3.0),
             "ig3_pattern": IG(budget=steps, tv=3.0, start="pattern"),
+            "ig_features": IGFeatures(budget=steps),
             "idlg": IDLG(budget=steps),
             "feature_inversion": FeatureInversion(inversion_budget=first, joint_budget=max(1, steps - first)),
         }
