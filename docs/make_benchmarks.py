@@ -304,8 +304,9 @@ of `dlnet` and does not count. `ig3` is `ig` at tv=3; the row of 12 s is of an e
 
 <<breaching>>
 
-On `cnn` `ig` alone had 25.2 dB, 18 of 20: it compares angles. Behind the trained `dlnet` labels of 4 batches of 8 in 6 are misread, so
-`feature_inversion` has no features (6 dB; granted labels 23). 100 multisets of labels instead of 6, up to 5 s, leave 1.
+On `cnn` `ig` alone had 25.2 dB, 18 of 20: it compares angles. Behind the trained `dlnet` labels of 4 batches of 8 in
+6 are misread, so `feature_inversion` has no features (6 dB; granted labels 23). 100 multisets of labels instead of 6,
+up to 5 s, leave 1.
 
 Our attacks alone, on harder victims. `cnn` trained to 56 %, batch 4 (16 images), is not inverted: `ig` 11.3 dB,
 `feature_inversion` 11.8 dB.
