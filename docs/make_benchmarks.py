@@ -300,7 +300,7 @@ The best of each side on the same victims, steps for 4 CPU seconds a batch (brea
 40,000 on, where nothing was tuned; a batch has no class twice): median PSNR, images above 20 dB, seconds.
 `python benchmarks/peers/against_breaching.py OUT.json --seconds 4 --tuning 2`. Other images chose each side's attack:
 on `dlnet` among all of breaching's, else among those that came near. `default`, `invert`'s, takes 18 to 31 s on batches
-of `dlnet` and does not count. `ig3` is `ig` at tv=3; the row of 12 s is of an earlier run.
+of `dlnet` and does not count. `ig3` is `ig` at tv=3, as `ig_features` here; the row of 12 s is of an earlier run.
 
 <<breaching>>
 

@@ -157,14 +157,14 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
 def test_exact_features_guide_the_search_through_kinks(digits, batch):
     seen = server_sees(digits, NoDefense(), batch=batch, count=4, kinks=True)
     guided, _ = reached(seen, IGFeatures(budget=150))
-    unguided, _ = reached(seen, IG(budget=150, tv=3.0))
+    unguided, _ = reached(seen, IG(budget=150))
     assert median(guided) > median(unguided) + 3
 
 
 def test_where_features_are_noise_it_is_ig_to_the_bit(digits):
     seen = server_sees(digits, DP(sigma=0.01), count=3, kinks=True)
     _, guided = reached(seen, IGFeatures(budget=20))
-    _, unguided = reached(seen, IG(budget=20, tv=3.0))
+    _, unguided = reached(seen, IG(budget=20))
     for one, other in zip(guided, unguided, strict=True):
         assert torch.equal(one.x, other.x) and one.confidence == other.confidence
 

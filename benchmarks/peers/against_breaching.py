@@ -200,7 +200,7 @@ def ours(name: str, row: Row) -> Run:
             "ig": IG(budget=steps),
             "ig3": IG(budget=steps, tv=3.0),
             "ig3_pattern": IG(budget=steps, tv=3.0, start="pattern"),
-            "ig_features": IGFeatures(budget=steps),
+            "ig_features": IGFeatures(budget=steps, tv=3.0),
             "idlg": IDLG(budget=steps),
             "feature_inversion": FeatureInversion(inversion_budget=first, joint_budget=max(1, steps - first)),
         }

@@ -41,7 +41,6 @@ class IGFeatures(IG):
     version: ClassVar[str] = "1"
     reference: ClassVar[str] = "Geiping et al. 2020; features as in the authors' later code (breaching, `modern`)"
 
-    tv: NonNegative = 3.0
     features: NonNegative = 1.0
 
     def suits(self, plan: Plan) -> bool:
