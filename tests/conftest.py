@@ -21,7 +21,7 @@ def pytest_configure(config):
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     config.addinivalue_line("markers", "battery(*values): a case of a battery, known by these values, one of each axis")
     config.addinivalue_line("markers", "nightly: long and rarely fails; runs by --battery=whole, or where it is named")
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":  # of a new installation, while the first worker compiles torch
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":  # compiles it in a fresh installation, while gw0 compiles torch
         import_module("seaborn")
     if config.getoption("dist", "no") == "no":  # else this process hands tests out and runs none
         config.pluginmanager.import_plugin("shared_fixtures")

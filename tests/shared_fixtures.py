@@ -102,7 +102,7 @@ def published(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def undrawn(request):
-    """Let figures be empty where a module does not say `DRAWN = True`: small evaluations take less time than theirs."""
+    """Replace figures by empty ones unless the module sets `DRAWN = True`: drawing takes longer than what is tested."""
 
     def empty(picture, plot):
         picture.svg, picture.label = "<svg></svg>", "empty"

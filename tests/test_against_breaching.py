@@ -157,11 +157,11 @@ def test_nothing_longer_is_timed_behind_what_took_the_seconds(
 
 def test_a_network_given_as_an_object_keeps_its_buffers(script: ModuleType) -> None:
     norm = torch.nn.BatchNorm2d(2)
-    given = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), norm, torch.nn.Flatten(), torch.nn.Linear(8, 10))
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), norm, torch.nn.Flatten(), torch.nn.Linear(8, 10))
     norm.running_var.fill_(7.0)
-    spec, x = script.held_network(given.eval(), (3, 4, 4)).spec, torch.rand(2, 3, 4, 4)
+    spec, x = script.held_network(network.eval(), (3, 4, 4)).spec, torch.rand(2, 3, 4, 4)
     module = script.Row("norm", spec, script.initial(spec, 0), None, 1).module()
-    assert torch.equal(module(x), given(x))
+    assert torch.equal(module(x), network(x))
 
 
 def test_victims_are_whole_batches_and_no_fewer_than_named(

@@ -57,13 +57,12 @@ def baseline(evaluated):
     return evaluated("as_it_is")
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("variant", "metric", "words"),
     [
-        ("tenth_bare", "psnr_median", ""),
+        pytest.param("tenth_bare", "psnr_median", "", marks=pytest.mark.nightly),
         ("one_client", "newly_fallen", "client 3"),
-        ("training_bare", "probe_noticed", "only in NEW"),
+        pytest.param("training_bare", "probe_noticed", "only in NEW", marks=pytest.mark.nightly),
     ],
 )
 def test_what_no_median_shows_is_a_regression(evaluated, baseline, variant, metric, words):

@@ -83,7 +83,6 @@ def test_another_seed_gives_other_cells(first):
     assert not {r.cell_id for r in first.records} & {cell.id for one in other for cell in one.cells}
 
 
-@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that computes")
 def test_a_killed_run_goes_on_with_two_workers_and_gives_the_same_files(first, forked, tmp_path):
     """Killed with SIGKILL at several moments; at last all files equal those that one undisturbed process wrote."""

@@ -118,7 +118,6 @@ def test_without_a_gpu_it_says_so_in_one_sentence_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.nightly
 def test_a_part_that_does_not_fit_is_stopped_with_its_children_and_said(gpu, tmp_path):
     child = "import subprocess; print('begun', flush=True); subprocess.run(['sleep', '60'])"
     long = gpu.run(gpu.Part("long", 1, ["-c", child]), 2, tmp_path)

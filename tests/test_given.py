@@ -264,7 +264,6 @@ def test_it_is_noted_what_was_read_and_what_not() -> None:
     assert note.endswith("4 classes, of which 2 has no example for training; not read: validation")
 
 
-@pytest.mark.nightly
 def test_a_folder_that_the_library_datasets_saved(tmp_path: Path) -> None:
     import datasets
 

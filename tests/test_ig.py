@@ -10,6 +10,7 @@ from observations import Seen, observation, psnr, reached, seeded, server_sees, 
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
+from ppbench.attacks.reconstruction import ig_features
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG, IGMasked
 from ppbench.attacks.reconstruction.ig_features import IGFeatures
@@ -177,6 +178,18 @@ def test_a_victim_is_searched_beside_others_as_alone_also_under_batch_norms(digi
     first, *_ = attack.run(view, victims.challenges(), seeded())
     (alone,) = attack.run(view, victims.challenges()[:1], seeded())
     assert alone.confidence == pytest.approx(first.confidence, rel=1e-3)
+
+
+def test_a_victim_without_features_takes_none_from_its_neighbors(digits, monkeypatch):
+    seen = server_sees(digits, NoDefense(), count=3, kinks=True)
+    guided, unguided = (reached(seen, attack)[1] for attack in (IGFeatures(budget=20), IG(budget=20)))
+    readable = iter([True, False, True])
+    read = ig_features.read_features
+    monkeypatch.setattr(ig_features, "read_features", lambda *of: read(*of) if next(readable) else None)
+    mixed = reached(seen, IGFeatures(budget=20))[1]
+    for one, other in zip(mixed, (guided[0], unguided[1], guided[2]), strict=True):
+        assert one.confidence == pytest.approx(other.confidence, rel=1e-5)
+    assert guided[0].confidence != pytest.approx(unguided[0].confidence, rel=1e-2)
 
 
 def test_features_are_read_of_kinked_convolutions():

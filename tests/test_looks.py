@@ -106,7 +106,6 @@ def test_records_are_the_same_whether_their_cells_ran_before_the_training_or_aft
             assert one.exists() == other.exists() and (not one.exists() or one.read_bytes() == other.read_bytes())
 
 
-@pytest.mark.nightly
 def test_a_draft_is_not_attacked_again_and_a_failed_one_is(tmp_path, monkeypatch):
     """Each cell of the first answer is attacked once, unless the attack failed; a run that was killed has drafts."""
     ran, attempts = Counter(), []

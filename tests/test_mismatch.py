@@ -154,7 +154,6 @@ def test_what_else_is_in_a_gradient_leaves_far_more_than_a_solved_batch(loss: st
     assert ", less: either" in inversion.summary and "weight decay, label smoothing" in inversion.summary
 
 
-@pytest.mark.nightly
 def test_where_a_planted_batch_is_not_recovered_no_mismatch_tells(digits: Data) -> None:
     """A ReLU network that pools: 1e-3 is left of a picture at 11 dB."""
     own = case("pool", "mean", digits.x[3:4], digits.y[3:4].argmax(1))

@@ -197,7 +197,6 @@ def small(pictures: str, out: Path, **more: object):
     return ppbench.evaluate(**options, **sizes, out=out, **more)
 
 
-@pytest.mark.nightly
 def test_an_evaluation_measures_images_and_names_the_network_not_the_file(pictures, weights, tmp_path):
     result = small(pictures, tmp_path / "out", weights=str(weights))
     for record in result.records:

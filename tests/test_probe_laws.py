@@ -1,7 +1,7 @@
 """Clients that protect the probe alone are found out; honest ones, which a probe makes act otherwise, are not."""
 
 import pytest
-from daily import all_but_nightly, every_third
+from daily import every_third
 from honest import DISHONEST, HONEST
 
 from ppbench.adversary.victims import choose_victims
@@ -32,7 +32,7 @@ def remarks(deal):
 
 @pytest.mark.parametrize(
     "defense",
-    all_but_nightly(HONEST, [d for place, d in enumerate(HONEST) if place % 3 or d.name == "clip"]),
+    every_third(HONEST),
     ids=lambda d: d.name,
 )
 def test_an_honest_law_is_never_accused(defense, remarks):

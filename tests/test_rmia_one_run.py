@@ -56,7 +56,6 @@ def test_the_bound_is_where_the_p_value_crosses(r, data, delta):
         assert brute_p(r, r, v, bound - 1e-6, delta) < 0.05
 
 
-@pytest.mark.nightly
 def test_randomized_response_is_bounded_below_its_epsilon_in_nineteen_of_twenty_runs():
     """The auditor of randomized response at epsilon 1 guesses what it was told: the bound must hold, and come near."""
     g, epsilon, m = np.random.default_rng(0), 1.0, 2000

@@ -67,7 +67,7 @@ NETWORKS = {
 """Networks of ours, `lenet100` that of bench_dlg.py; `network_spec` knows two more."""
 TIMED, TUNED, STEPS, MOST = 1000, 2000, 40, 100_000
 """The first image of the batch for timing, and of those for tuning; the steps that are timed, and the most steps."""
-OURS = ("default", "ig", "ig3", "ig3_pattern", "ig_features", "idlg", "feature_inversion")
+OURS = ("default", "ig", "ig3", "ig3_pattern", "ig_features", "ig_features3", "idlg", "feature_inversion")
 PEERS = (
     *("modern", "invertinggradients", "deepleakage", "legacy", "wei", "beyondinfering", "seethroughgradients"),
     *("multiscale_ghiasi", "clsattack", "analytic", "rgap"),
@@ -141,10 +141,10 @@ def network_spec(name: str) -> NetSpec:
     """Return the network of a row: ours, torchvision's ResNet-18 or a ViT, with weights drawn from seed 0."""
     if name in NETWORKS:
         return NETWORKS[name]
-    return held_network(given_network(name), (3, 32, 32)).spec
+    return held_network(foreign_network(name), (3, 32, 32)).spec
 
 
-def given_network(name: str) -> torch.nn.Module:
+def foreign_network(name: str) -> torch.nn.Module:
     """Return a network that ppbench does not have, in eval mode."""
     torch.manual_seed(0)
     return {"resnet18": resnet18, "vit": ViT}[name]().eval()
@@ -156,7 +156,7 @@ def users_network(row: Row) -> tuple[torch.nn.Module, list[str]]:
     if not isinstance(module, UserNetwork):
         return module.eval(), [key for key, _ in module.named_parameters()]
     ours = {module.own_name(key): key for key in row.params}
-    users = given_network(row.name.split("/")[0])
+    users = foreign_network(row.name.split("/")[0])
     with torch.no_grad():
         for key, value in users.named_parameters():
             value.copy_(row.params[ours[key]])
@@ -200,7 +200,8 @@ def ours(name: str, row: Row) -> Run:
             "ig": IG(budget=steps),
             "ig3": IG(budget=steps, tv=3.0),
             "ig3_pattern": IG(budget=steps, tv=3.0, start="pattern"),
-            "ig_features": IGFeatures(budget=steps, tv=3.0),
+            "ig_features": IGFeatures(budget=steps),
+            "ig_features3": IGFeatures(budget=steps, tv=3.0),
             "idlg": IDLG(budget=steps),
             "feature_inversion": FeatureInversion(inversion_budget=first, joint_budget=max(1, steps - first)),
         }

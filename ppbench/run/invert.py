@@ -48,8 +48,10 @@ MAX_BATCH = 100_000
 """Most examples in a batch."""
 EXACT = ("closed_form", "peel", "spear", "spear_features")
 """Attacks of the default that are tried first: they compute layers one by one."""
-SEARCH, KINKED_SEARCHES, BY_FEATURES = "dlg", ("ig_features", "ig"), "feature_inversion"
-"""Searches of the default: on smooth networks, on convolutions with kinks (the first that suits), and beside them."""
+SEARCH, KINKED_SEARCH, BY_FEATURES = "dlg", "ig", "feature_inversion"
+"""Searches of the default: on smooth networks, on convolutions with kinks, and beside them by the head's features."""
+GUIDED_SEARCH = "ig_features"
+"""Takes the place of `KINKED_SEARCH` where it suits: where the features can be read."""
 SOLVED, SOLVED_WITH_KINKS = 1e-10, 1e-4
 """Misfit up to which an answer needs no search; with kinks a search leaves 1e-3 of good ones (docs/benchmarks.md)."""
 STEP_OPTIONS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
@@ -149,7 +151,8 @@ def _searches(plan: Plan, batch: int, single: bool) -> tuple[str, ...]:
     if plan.local.upload != "gradient":
         return (SEARCH,)
     kinks = has_kinks(plan.net)
-    first = next(name for name in KINKED_SEARCHES if make_attack(name).suits(plan)) if kinks else SEARCH
+    guided = kinks and make_attack(GUIDED_SEARCH).suits(plan)
+    first = GUIDED_SEARCH if guided else KINKED_SEARCH if kinks else SEARCH
     return (first,) if single or not (kinks or batch > 1) else (first, BY_FEATURES)
 
 

@@ -32,7 +32,8 @@ from ppbench.nets.net import Net
 class IGFeatures(IG):
     """Inverting gradients, and the distance from the features that the head's gradient shows; on kinked convolutions.
 
-    Where these features are not exact (noise, hidden entries, more examples of a batch than classes), it is `ig`.
+    For a victim whose features are not exact (noise, hidden entries, as many examples in a batch as classes), it is
+    `ig`.
 
     features: weight of the squared distance from the recovered features, relative to their squared length.
     """
@@ -48,38 +49,40 @@ class IGFeatures(IG):
         return super().suits(plan) and set(HEAD_NAMES) <= set(plan.net.names) and has_kinks(plan.net)
 
     def evaluated(self, problem: Problem, victims: Sequence[PosedVictim]) -> ValueFunction:
-        """Return `problem`, and where the features of all victims are exact, their distance from them."""
-        labels = problem.starts.y[:: problem.tries]
+        """Return `problem`, plus the distance from the features of the victims where these are exact."""
+        labels, params = problem.starts.y[:: problem.tries], evidence_of(victims[0]).params
         read = [None if problem.starts.joint else read_features(v, y) for v, y in zip(victims, labels, strict=True)]
-        goals = [features for features in read if features is not None]
-        params = evidence_of(victims[0]).params
-        if params is None or len(goals) < len(victims):
+        like = next((features for features in read if features is not None), None)
+        if like is None or params is None:
             return problem
-        return WithFeatures(problem, victims[0].plan.net, params, torch.stack(goals), self.features)
+        goal = torch.stack([torch.zeros_like(like) if features is None else features for features in read])
+        size = goal.square().flatten(1).sum(1)
+        weight = torch.where(size > 0, self.features / size, 0.0)
+        return WithFeatures(problem, victims[0].plan.net, params, goal, weight)
 
 
 @dataclass(frozen=True)
 class WithFeatures:
     """A problem plus the distance of the images' features from known ones.
 
-    params: the weights that one block of victims shares. goal: features [V, N, D] float32. weight: as of `IGFeatures`.
+    params: the weights that one block of victims shares. goal: features [V, N, D] float32. weight: [V], of the squared
+    distance; 0 for victims without known features.
     """
 
     problem: Problem
     net: Net
     params: Params
     goal: Tensor
-    weight: float
+    weight: Tensor
 
     def __call__(self, z: Tensor, index: Tensor) -> RowValue:
         """Return the value of whole rows z [S, n] of the starts `index` [S]; the score counts the distance, too."""
-        value, goal = self.problem(z, index), self.goal[index // self.problem.tries]
+        value, victim = self.problem(z, index), index // self.problem.tries
         size = self.problem.space.size
         with torch.enable_grad():
             x = z[:, :size].detach().unflatten(1, self.problem.starts.x.shape[1:]).requires_grad_()
             seen = vmap(partial(self.net.features, self.params))(x)  # norms take the statistics of one victim's batch
-            unit = goal.square().flatten(1).sum(1).clamp(min=1e-12)
-            distance = self.weight * (seen - goal).square().flatten(1).sum(1) / unit
+            distance = self.weight[victim] * (seen - self.goal[victim]).square().flatten(1).sum(1)
             (slope,) = torch.autograd.grad(distance.sum(), x)
         gradient = torch.cat([value.gradient[:, :size] + slope.flatten(1), value.gradient[:, size:]], 1)
         return RowValue(value.loss + distance.detach(), gradient, value.score + distance.detach())
