@@ -303,7 +303,8 @@ def _signal(weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return the signal of labels [C] float64, on the CPU: the bias's gradient, else the row sums of the weight's."""
     if bias is not None:
         return bias.detach().double().cpu()
-    assert weight is not None  # callers have checked
+    if weight is None:
+        raise ValueError("a head's gradient is that of a weight, of a bias, or of both")
     return weight.detach().sum(1).double().cpu()
 
 

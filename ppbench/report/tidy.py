@@ -149,9 +149,9 @@ def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> RowGro
     }
     measured: WorstCase | None = getattr(entry, case)
     by_name: dict[str, tuple[Metric, Measured]] = {}
-    for recorded in () if measured is None else measured.leading.metrics:
-        if measured is not None and (metric := measured.metric(recorded.name)) is not None:
-            by_name[metric.name] = metric, measured
+    if measured is not None:
+        metrics = (measured.metric(recorded.name) for recorded in measured.leading.metrics)
+        by_name = {metric.name: (metric, measured) for metric in metrics if metric is not None}
     labels = None if entry.labels is None else entry.labels.metric("label_accuracy")
     if case == "worst" and entry.labels is not None and labels is not None:
         by_name["label_accuracy"] = labels, entry.labels

@@ -137,7 +137,7 @@ def key_differences(rows: Sequence[Key]) -> dict[Key, str]:
 
 
 def _differing(rows: Sequence[dict[tuple[str, str], Scalar]]) -> list[dict[tuple[str, str], Scalar]]:
-    """Return of each row the values of those names that have several over all rows."""
+    """Return each row without the names whose value is the same in all rows."""
     seen: dict[tuple[str, str], set[Scalar]] = defaultdict(set)
     for row in rows:
         for name, value in row.items():
