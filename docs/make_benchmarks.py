@@ -301,8 +301,8 @@ The best of each side on the same victims, steps for 4 CPU seconds a batch (brea
 `python benchmarks/peers/against_breaching.py OUT.json --seconds 4 --tuning 2`. Other images chose each side's attack:
 on `dlnet`, batch 1, random among all of breaching's (`multiscale_ghiasi`, `analytic`, `rgap` raise errors), elsewhere
 among those that `tuning` in benchmarks/results/peers_best.json names. `ig3`, `ig_features3`: at tv=3. On `cnn`, batch
-1, random, our side was measured again with `ig_features`, and on trained `dlnet`, batch 8, both sides with more attacks,
-after first results were known. The row of 12 s is of an earlier run.
+1, random, our side was measured again with `ig_features`, and on trained `dlnet`, batch 8, both sides with more
+attacks, after first results were known. The row of 12 s is of an earlier run.
 
 <<breaching>>
 
