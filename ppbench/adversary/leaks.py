@@ -191,8 +191,14 @@ def secrets_in(letters: Sequence[Mapping[MessagePart, Tensor]], states: Sequence
 def _shared(secret: NDArray[np.int64], values: Sequence[Tensor]) -> int:
     """Return how many of sorted hashes are among those of `_moves` of values."""
     sent = _moves(values)
+    possible = np.zeros(TABLE, dtype=bool)
+    possible[secret & (TABLE - 1)] = True
+    sent = sent[possible[sent & (TABLE - 1)]]  # nearly all are none: a table says so sooner than a search
     near = secret[np.searchsorted(secret, sent).clip(max=len(secret) - 1)]
     return len({*sent[near == sent].tolist()})
+
+
+TABLE = 2**22
 
 
 def _halves(values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -225,13 +231,17 @@ def _moves(values: Sequence[Tensor]) -> NDArray[np.int64]:
     steps = numbers - numbers[0]
     steps = steps / np.abs(steps).max(0) * np.where(steps[-1] < 0, -1, 1)
     factors = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(some))
-    kinds = octets ^ octets[0], octets - octets[0], np.round(1e4 * steps)
-    return np.concatenate([factors @ kind.astype(np.int64) for kind in kinds])
+    hashes = [factors @ np.round(1e4 * steps).astype(np.int64)]
+    for moved in (octets ^ octets[0], octets - octets[0]):
+        words = np.zeros((moved.shape[1], 8), dtype=np.uint8)  # seven moves of a byte are their own hash
+        words[:, : len(moved)] = moved[:8].T
+        hashes.append(words.view(np.int64)[:, 0])
+    return np.concatenate(hashes)
 
 
 def _varied(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which columns of [runs, n] have the values of the first three runs hardly ever again."""
-    again = [(values == values[run]).sum(0) for run in range(min(3, len(values)))]
+    again = [(values == values[run]).sum(0, dtype=np.uint8) for run in range(min(3, len(values)))]
     return np.asarray(np.max(again, axis=0) <= 2)
 
 
@@ -315,7 +325,7 @@ class Runs:
         pairs = ((self.same, other.same), (self.other, other.other), (self.changed, other.changed))
         return Runs(*(one + times * two for one, two in pairs))  # type: ignore[operator]
 
-    @property
+    @functools.cached_property
     def centered(self) -> _Numbers:
         """The numbers of the first two worlds less their world's mean, flat."""
         return np.concatenate([(w - w.mean(0)).ravel() for w in (self.same.astype(float), self.other.astype(float))])
@@ -351,7 +361,7 @@ class Runs:
 def _array(values: Tensor) -> NDArray[np.generic]:
     """Return numbers as int64 if they are whole, else as float64, not finite ones as 0."""
     if values.is_floating_point():
-        return np.asarray(np.nan_to_num(values.double().numpy(), posinf=0.0, neginf=0.0))
+        return np.asarray(values.double().nan_to_num(posinf=0.0, neginf=0.0).numpy())
     return np.asarray(values.to(torch.int64).numpy())
 
 
@@ -361,7 +371,9 @@ def steady_bits(runs: Sequence[Sequence[Tensor | None]]) -> bool:
         return False
     one, two = ([_words(value) for value in world if value is not None] for world in runs[:2])
     fixed = ~np.bitwise_or.reduce([w ^ world[0] for world in (one, two) for w in world])
-    odd = np.unpackbits(((one[0] ^ two[0]) & fixed).view(np.uint8).reshape(len(fixed), -1), axis=1).sum(0)
+    unlike = (one[0] ^ two[0]) & fixed
+    unlike = unlike[unlike != 0]  # one in a thousand words
+    odd = np.unpackbits(unlike.view(np.uint8).reshape(-1, unlike.itemsize), axis=1).sum(0)
     chance = len(fixed) * 2.0 ** (1 - 2 * len(one))
     return bool((odd > chance + CLEAR * math.sqrt(chance) + 4).any())
 

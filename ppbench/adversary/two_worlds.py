@@ -275,8 +275,9 @@ def told_apart(series: Series, sums: bool) -> list[Channel]:
     ]
     if channels:
         return channels
-    for one, two in itertools.islice(itertools.combinations(parts, 2), CLIENT_PAIRS):
-        if any(parts[one].plus(parts[two], factor).apart(rounding) for factor in _factors(parts[one], parts[two])):
+    pairs = [*itertools.islice(itertools.combinations(parts, 2), CLIENT_PAIRS)]
+    for (one, two), factors in zip(pairs, _factors(parts, pairs), strict=True):
+        if any(parts[one].plus(parts[two], factor).apart(rounding) for factor in factors):
             channels.append(Channel(f"{place_of(one)} with {place_of(two)}", "removes noise or masks"))
     if sums and not channels:
         channels = [*_partial_sums(parts), *_computed(series)]
@@ -290,18 +291,31 @@ CLIENT_PAIRS = 4000
 """Most pairs of parts that are compared."""
 
 
-def _factors(one: Runs, two: Runs) -> Sequence[float]:
-    """Return the factors with which `two` may remove from `one` what both share; () if they share nothing."""
-    if one.same.shape != two.same.shape:
-        return ()
-    if one.whole and two.whole:
-        return (1, -1)
-    first, second = one.centered, two.centered
-    sizes = float(first @ first), float(second @ second)
-    across = float(first @ second)
-    if min(sizes) == 0 or abs(across) < CLEAR * math.sqrt(sizes[0] * sizes[1] / len(first)):
-        return ()
-    return (-across / sizes[1],)
+def _factors(
+    parts: Mapping[MessagePart, Runs], pairs: Sequence[tuple[MessagePart, MessagePart]]
+) -> Iterator[Sequence[float]]:
+    """Yield the factors with which the second part of each pair may remove from the first what both share.
+
+    None if they share nothing. Whole numbers may be added or subtracted.
+    """
+    by_shape: dict[tuple[int, ...], list[MessagePart]] = {}
+    for name, runs in parts.items():
+        by_shape.setdefault(runs.same.shape, []).append(name)
+    place = {name: (shape, row) for shape, names in by_shape.items() for row, name in enumerate(names)}
+    products = {}
+    for shape, names in by_shape.items():
+        rows = np.stack([parts[name].centered for name in names])
+        products[shape] = rows @ rows.T
+    for one, two in pairs:
+        (shape, i), (other, j) = place[one], place[two]
+        if shape != other:
+            yield ()
+        elif parts[one].whole and parts[two].whole:
+            yield (1, -1)
+        else:
+            across, size, least = products[shape][i, j], products[shape][j, j], CLEAR / math.sqrt(2 * math.prod(shape))
+            shared = abs(across) > least * math.sqrt(products[shape][i, i] * size)
+            yield (-across / size,) if shared else ()
 
 
 def _echoes(parts: Mapping[MessagePart, Runs]) -> list[Channel]:

@@ -29,15 +29,17 @@ class Straight(Plan):
     """The plan with the inner product of weights and `direction` as every example's loss.
 
     The gradient of every example at all weights is the direction, so a defense's treatment of gradients and updates
-    (clipping, noise, sparsity, local steps) applies to it too.
+    (clipping, noise, sparsity, local steps) applies to it too. flat: the direction as one vector [P].
     """
 
     direction: Params = field(default_factory=dict)
+    flat: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @staticmethod
     def of(plan: Plan, direction: Params) -> Straight:
         """Return `plan` with that loss; direction: shaped as the weights."""
-        return Straight(**{f.name: getattr(plan, f.name) for f in fields(Plan)}, direction=direction)
+        flat = torch.cat([value.reshape(-1) for value in direction.values()])
+        return Straight(**{f.name: getattr(plan, f.name) for f in fields(Plan)}, direction=direction, flat=flat)
 
     @property
     def net(self) -> Callable[[Params, Tensor], Tensor]:  # type: ignore[override]  # no modules to be walked
@@ -45,8 +47,8 @@ class Straight(Plan):
         return self._product
 
     def _product(self, params: Params, x: Tensor) -> Tensor:
-        total = sum((params[name] * value.to(params[name])).sum() for name, value in self.direction.items())
-        return total.expand(len(x), 1)  # type: ignore[union-attr]  # the sum of no tensors
+        weights = torch.cat([params[name].reshape(-1) for name in self.direction])
+        return torch.dot(weights, self.flat.to(weights)).expand(len(x), 1)
 
     def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the "outputs" [B, 1] themselves, as [B]."""
