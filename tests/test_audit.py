@@ -1,6 +1,7 @@
 """Audits: who is in which run, what canaries are, what attacks see and are asked, and one audit from end to end."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.questions.membership import MemberScore, auc_deviation, families_differ
+from ppbench.report.controls import BELIED
 from ppbench.run.audit.population import AVERAGE, CANARY_FAMILIES, canaries, level_sizes, needs_level, populate
 from ppbench.run.audit.runs import PointAudit, Refused
 from ppbench.run.config import configure
@@ -353,6 +355,25 @@ def test_a_defense_that_protects_who_holds_a_canary_is_found_out_and_no_honest_o
             one.complete()
             expected = ["audit_noticed"] if defense is Blankness else []
             assert [flag.code for flag in one.noticed] == expected, (defense.name, number)
+
+
+class Refuses(Blankness):
+    """As its parent, and no update can be prescribed to it: it insists on logits of all classes."""
+
+    name: ClassVar[str] = "refuses"
+
+    def local_gradient(self, plan, params, batch, own, noise):
+        if plan.net(params, batch.x).shape[-1] != plan.spec.classes:
+            raise ValueError("this is not the network of the federation")
+        return super().local_gradient(plan, params, batch, own, noise)
+
+
+def test_a_defense_that_refuses_the_comparison_with_canaries_does_not_escape_it(tmp_path):
+    one = PointAudit.of(resolve(config(canaries=12, clients=6, references=0, public=0.0)), Point(Refuses()), tmp_path)
+    one.complete()
+    (flag,) = one.noticed
+    assert flag.code == "not_replayable" and flag.code in BELIED
+    assert flag.detail.startswith("cannot be replayed: its clients fail with and without canaries")
 
 
 def test_families_of_canaries_that_differ_are_told():

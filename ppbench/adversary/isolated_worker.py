@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -129,7 +128,10 @@ def _settle() -> None:
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         if os.getppid() == 1 and not Path("/proc/1/comm").read_text().startswith("bwrap"):
             sys.exit(1)  # the parent has already ended
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+    if sys.platform != "win32":  # which has no such module
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
 
 
 def reply_to(call: HookCall, home: Path, out: Path) -> Reply:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ppbench.adversary.replay import replayed_evidence
 from ppbench.base.errors import Overflow
+from ppbench.base.registry import find
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, moved, norm, tree_map
 from ppbench.federation.acting import Acting, Before, matching_params
@@ -374,7 +375,8 @@ def audit_flags(fed: Federation, without: Mapping[int, Data]) -> tuple[Flag, ...
     """Return a flag if clients defend one and the same update more because they hold canaries, else ().
 
     fed: the audit's trained target; without: by client, its examples but for the canaries. A blank image, or noise,
-    is easily told from data, and noise for who holds one hides canaries alone. () where no update can be given.
+    is easily told from data, and noise for who holds one hides canaries alone. Code of another package that fails on
+    such an update gets a flag, too: by raising it must not escape the comparison.
     """
     if fed.canaries:
         return ()
@@ -393,8 +395,8 @@ def audit_flags(fed: Federation, without: Mapping[int, Data]) -> tuple[Flag, ...
                 for c in with_canaries
             ):
                 return ()
-    except Exception:  # noqa: BLE001 - another package's client may not compute the gradient of any loss
-        return ()
+    except Exception as cause:  # noqa: BLE001 - a client's code may not compute the gradient of any loss
+        return _uncompared(fed.defense, cause)
     more = [client for client in with_canaries if _less(without_canaries[client], with_canaries[client])]
     if not more:
         return ()
@@ -404,6 +406,14 @@ def audit_flags(fed: Federation, without: Mapping[int, Data]) -> tuple[Flag, ...
         f"distance {one:.2g}, without them {other:.2g}): the audit is not what clients send"
     )
     return (Flag(code="audit_noticed", severity="warning", detail=detail),)
+
+
+def _uncompared(defense: Defense, cause: Exception) -> tuple[Flag, ...]:
+    plugin = find("defenses", defense.name)
+    if plugin is not None and plugin.ours:
+        return ()
+    failure = f"its clients fail with and without canaries on one and the same update ({type(cause).__name__}: {cause})"
+    return (Flag(code="not_replayable", severity="warning", detail=f"cannot be replayed: {failure}"),)
 
 
 def _mean(values: Sequence[float]) -> float:
