@@ -1,5 +1,6 @@
 """The command line, as a user meets it."""
 
+import itertools
 import json
 import os
 import signal
@@ -51,6 +52,17 @@ def test_what_is_quick_to_ask_imports_nothing_heavy():
     for once in (code, "import sys, ppbench.commands\nassert 'pydantic' not in sys.modules, 'options wait for it'"):
         done = subprocess.run([sys.executable, "-c", once], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["compare", "evaluate", "leaderboard", "verify", "publish", "submit"])
+def test_help_breaks_lines_at_the_edge_of_the_screen_alone(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = call(monkeypatch, capsys, command, "--help")
+    about = [line.strip() for line in out.partition("╭")[0].splitlines()]
+    paragraphs = [[*lines] for full, lines in itertools.groupby(about, bool) if full][1:]  # after the usage
+    assert len(paragraphs) >= 2
+    for line, after in itertools.chain.from_iterable(map(itertools.pairwise, paragraphs)):
+        assert len(f"{line} {after.split()[0]}") > 78, f"{line!r} ends early"
 
 
 def test_list_names_every_plugin_with_a_sentence(monkeypatch, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import os
 import shlex
 import sys
@@ -133,6 +134,16 @@ def _list_startup_code() -> None:
 for command in (evaluate, sweep, leaderboard, verify, pack, compare, claims, publish, score, ledger, submit):
     app.command()(command)
 app.add_typer(baseline, name="baseline")
+
+
+def help_of(docstring: str) -> str:
+    """Return a docstring as help: the lines of a paragraph as one, which the screen breaks where it ends."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    return "\n\n".join(text if "\n " in f"\n{text}" else text.replace("\n", " ") for text in paragraphs)
+
+
+for registered in (*app.registered_commands, *baseline.registered_commands):
+    registered.help = help_of((registered.callback and registered.callback.__doc__) or "")
 
 
 def main(checked: bool = False) -> None:
