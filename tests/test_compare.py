@@ -317,9 +317,23 @@ def test_names_of_others_do_nothing_in_any_output(cell, versus, capsys, monkeypa
     assert lines and all(line.startswith(("::error ", "::notice ")) and "\n" not in line for line in lines)
     assert all(line.count("::") == 2 or "%3A%3A" in line or "::error::" in line[8:] for line in lines)
     assert any("records/" in line and ".json" in line for line in lines)
-    report.print_report(evil)
-    assert "\x1b[31m" not in capsys.readouterr().out
+    for width in (80, 160):
+        monkeypatch.setattr(report, "REPORT_WIDTH", width)
+        report.print_report(evil)
+        assert "\x1b[31m" not in capsys.readouterr().out
     assert json.loads(machine.comparison_json(evil))["exit_code"] == 1
+
+
+def test_a_narrow_screen_gets_one_line_per_row_with_the_verdict_first(cell, versus, capsys, monkeypatch):
+    monkeypatch.setattr(report, "REPORT_WIDTH", 80)
+    comparison = versus([cell(share=10.0)], [cell(share=30.0)])
+    report.print_report(comparison)
+    lines = capsys.readouterr().out.splitlines()
+    shown = [row for row in comparison.rows if row.status != "ok"]
+    assert len(shown) > 1
+    for row, line in zip(shown, lines, strict=False):
+        assert line.startswith(f"{row.status}  {row.point}, {row.title}: ") and report.row_summary(row) in line
+    assert lines[-1].startswith("REGRESSION")
 
 
 LINKS = ("@octocat", "https://evil.example/x", "www.evil.example", "a@b.example", "#12", "&#64;x", "a_b *c* `x`")

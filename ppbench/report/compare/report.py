@@ -20,6 +20,8 @@ from ppbench.report.compare.outcome import Comparison
 from ppbench.report.controls import CONTROLS
 
 REPORT_WIDTH = 160  # columns where standard output is no terminal
+TABLE_WIDTH = 120
+"""Columns from which on rows are a table. On a narrower screen each is one line, which the terminal wraps."""
 STATUS_ORDER = ("regression", "missing", "incomparable", "improved", "inconclusive", "unjudged", "new", "ok")
 REMARK_ORDER = ("", "warning", "fault", "undecidable")  # order of the remarks before the verdict
 SHOWN_ROWS = 20
@@ -82,20 +84,41 @@ def _names(row: ComparedRow) -> tuple[str, str, str, str]:
     return row.point, row.attack, row.place, row.title
 
 
-def _table(result: Comparison) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("verdict", "defense", "attack", "where", "metric", "BASELINE", "NEW", "worse by [95 %]", ""):
-        shown.add_column(name, no_wrap=name in ("verdict", "metric", "worse by [95 %]"), overflow="fold")
+def _rows_to_show(result: Comparison) -> Iterator[ComparedRow | str]:
+    """Yield the rows that are not "ok", at most `SHOWN_ROWS` of a status, and how many more there are."""
     for status, rows in rows_by_status(result.rows):
-        for row in rows[:SHOWN_ROWS] if status != "ok" else []:
-            levels = ("", "") if row.change is None else (row.change.base, row.change.new)
-            figures = [level if isinstance(level, str) else row.figure(level) for level in levels]
-            words = (*_names(row), *figures, worsening_words(row), row_remarks(row))
-            color = _COLORS.get(status, "yellow") if row.where.defense not in CONTROLS else "yellow"
-            shown.add_row(f"[{color}]{status_word(status, row)}[/]", *(escape(word) for word in words))
-        if status != "ok" and len(rows) > SHOWN_ROWS:
-            shown.add_row(status, f"and {len(rows) - SHOWN_ROWS} more; --markdown and --json have all")
-    return shown
+        if status != "ok":
+            yield from rows[:SHOWN_ROWS]
+            if len(rows) > SHOWN_ROWS:
+                yield f"{status}: and {len(rows) - SHOWN_ROWS} more; --markdown and --json have all"
+
+
+def _colored_status(row: ComparedRow) -> str:
+    color = _COLORS.get(row.status, "yellow") if row.where.defense not in CONTROLS else "yellow"
+    return f"[{color}]{status_word(row.status, row)}[/]"
+
+
+def _table(shown: Sequence[ComparedRow | str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in ("verdict", "defense", "attack", "where", "metric", "BASELINE", "NEW", "worse by [95 %]", ""):
+        table.add_column(name, no_wrap=name in ("verdict", "metric", "worse by [95 %]"), overflow="fold")
+    for row in shown:
+        if isinstance(row, str):
+            table.add_row(*row.split(": "))
+            continue
+        levels = ("", "") if row.change is None else (row.change.base, row.change.new)
+        figures = [level if isinstance(level, str) else row.figure(level) for level in levels]
+        words = (*_names(row), *figures, worsening_words(row), row_remarks(row))
+        table.add_row(_colored_status(row), *(escape(word) for word in words))
+    return table
+
+
+def _line(row: ComparedRow | str) -> str:
+    """Return a row as one line, its verdict and what it is of first."""
+    if isinstance(row, str):
+        return escape(row)
+    about = f"{row.point}, {row.title}: {row_summary(row)} ({', '.join(filter(None, (row.attack, row.place)))})"
+    return f"{_colored_status(row)}  {escape(about)}"
 
 
 def print_report(result: Comparison) -> None:
@@ -103,9 +126,12 @@ def print_report(result: Comparison) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=REPORT_WIDTH)
-    shown = _table(result)
-    if shown.row_count:
-        console.print(shown)
+    shown = [*_rows_to_show(result)]
+    if shown and console.width >= TABLE_WIDTH:
+        console.print(_table(shown))
+    elif shown:
+        for row in shown:
+            console.print(_line(row), highlight=False, soft_wrap=True)
     for word, line in sorted(result.remarks, key=lambda remark: REMARK_ORDER.index(remark[0])):
         head = f"[{'yellow' if word == 'warning' else 'bold red'}]{word}:[/] " if word else ""
         console.print(head + escape(printable(line)), highlight=False)
