@@ -388,6 +388,7 @@ def test_the_table_at_a_glance_never_cuts_what_it_is_about_nor_the_verdict(fabri
     assert max(map(len, printed.splitlines())) <= width
     assert "sigma=0.1" in text and "sigma=0.25" in text and "undefended" in text and "rebuilt" in text
     assert "…" not in printed.replace("worst c…", "")
+    assert "accuracy" in printed and "upload" in printed, "a column that does not fit is named"
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,14 @@ def say_answer(to: Console, answer: Answer) -> None:
 
 NARROW, WIDE = 100, 130
 """Widths of a terminal: below the first a table has only the first figures, from the second on it has all."""
+WIDER = "The page and a wider screen also have:"
 
 
 def glance(overview: Overview, width: int) -> Table:
-    """Return a table with one row per setting, or for several defenses one row each, that fits `width`."""
+    """Return a table with one row per setting, or for several defenses one row each, that fits `width`.
+
+    Its caption names the columns that do not fit and have figures.
+    """
     single = len(overview.compared) == 1
     columns: list[tuple[str, Callable[[Setting], str]]] = [
         ("accuracy", _accuracy),
@@ -84,7 +88,8 @@ def glance(overview: Overview, width: int) -> Table:
         ("epsilon", lambda v: v.epsilon or "-"),
         ("upload", _ratio),
     ]
-    columns = columns[: 2 if width < NARROW else 5 if width < WIDE else None]
+    room = 2 if width < NARROW else 5 if width < WIDE else len(columns)
+    columns, others = columns[:room], columns[room:]
     names = ["setting" if single else "defense", "verdict", *(name for name, _ in columns)]
     table = plain_table(names, wrapped=names[:2])
     for column, least in zip(table.columns, (14, 12), strict=False):
@@ -93,6 +98,9 @@ def glance(overview: Overview, width: int) -> Table:
         for v in row.by_control if single else [row.value]:
             verdict = v.verdict if single and v.entry.role == "compared" else row.verdict
             table.add_row(escape(_setting(v, single)), escape(verdict), *(cell(v) for _, cell in columns))
+    shown = [v for row in overview.rows for v in (row.by_control if single else [row.value])]
+    if absent := [name for name, cell in others if any(cell(v) != "-" for v in shown)]:
+        table.caption, table.caption_justify = f"{WIDER} {', '.join(absent)}", "left"
     return table
 
 
