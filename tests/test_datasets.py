@@ -5,15 +5,18 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import plugins
+from ppbench.task import synthetic
 from ppbench.task.dataset import Dataset, Split, default_root
 from ppbench.task.partition import hold_out, strata, three_way
 from ppbench.task.user_data import open_dataset
@@ -335,3 +338,31 @@ def test_bank_marketing_as_the_paper_splits_and_fits_it(tmp_path):
     assert (len(data.train), len(data.test), data.task, data.classes) == (32_950, 4_119, "regression", 1)
     assert data.train.y.unique().tolist() == [0.0, 1.0] and data.train.x[:, 0].mean().abs() < 1e-5
     assert [float(split.y.mean()) for split in (data.train, data.test)] == [pytest.approx(0.1127, abs=5e-4)] * 2
+
+
+# -- pictures of scikit-image ------------------------------------------------------------------------------------------
+def test_faces_come_first_and_look_alike():
+    one, other = (open_dataset("faces", seed=seed) for seed in (0, 1))
+    assert one.sha256() == other.sha256() and (len(one.train), len(one.test), one.shape) == (160, 40, (1, 25, 25))
+    faces, backgrounds = (one.train.x[one.train.y == label].flatten(1) for label in (0, 1))
+    mean = one.test.x[one.test.y == 0].flatten(1).mean(0)
+    near = [torch.corrcoef(torch.cat([mean[None], some]))[0, 1:].median() for some in (faces, backgrounds)]
+    assert near[0] > 0.5 > near[1] + 0.2
+
+
+def test_photos_are_crops_that_do_not_overlap(monkeypatch, tmp_path):
+    dataset = open_dataset("photos", seed=0)
+    assert (len(dataset.train), len(dataset.test), dataset.shape, dataset.classes) == (219, 55, (3, 32, 32), 5)
+    crops = torch.cat([dataset.train.x, dataset.test.x]).flatten(1)
+    assert len(crops.unique(dim=0)) == len(crops)
+    with Image.open(synthetic._of_scikit_image("chelsea.png")) as picture:
+        half = torch.from_numpy(np.array(picture.convert("RGB"))).float().div(255)[64:128, 128:192]
+    expected = half.unflatten(0, (32, 2)).unflatten(2, (32, 2)).mean((1, 3)).permute(2, 0, 1)
+    assert torch.isclose(crops, expected.flatten(), atol=1e-6).all(1).sum() == 1, (
+        "the second row's third crop of the cat"
+    )
+    with pytest.raises(UsageError, match="takes no argument"):
+        open_dataset("photos:32", seed=0)
+    monkeypatch.setattr(synthetic, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    with pytest.raises(UsageError, match=r"lacks lfw_subset\.npy"):
+        synthetic.faces("", seed=0, root=tmp_path)

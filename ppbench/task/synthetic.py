@@ -1,4 +1,4 @@
-"""Data sets that need no download: digits of scikit-learn, and drawn shapes with masks."""
+"""Data sets that need no download: digits of scikit-learn, faces and photographs of scikit-image, drawn shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
+from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.task.dataset import Dataset, Split, no_argument
 from ppbench.task.imagefolder import masked_dataset
@@ -26,8 +29,7 @@ def digits(argument: str, *, seed: int, root: Path) -> Dataset:
     no_argument("digits", argument)
     rows = torch.from_numpy(_digit_rows())
     x, y = rows[:, :-1].float().reshape(-1, 1, 8, 8) / 16, rows[:, -1].long()
-    train, test = (Split(x[index], y[index], 10) for index in hold_out(y, 5, seed=0))
-    return Dataset("digits", train, test, classes=10, shape=(1, 8, 8), data_range=(0.0, 1.0))
+    return _held_out("digits", x, y)
 
 
 def _digit_rows() -> NDArray[np.float64]:
@@ -43,6 +45,61 @@ def _digit_rows() -> NDArray[np.float64]:
 
         return np.column_stack(load_digits(return_X_y=True))
     return np.loadtxt(file, delimiter=",")
+
+
+def faces(argument: str, *, seed: int, root: Path) -> Dataset:
+    """Faces and other pictures, 25x25 grey, 2 classes, 160 + 40 images; come with scikit-image, no download.
+
+    100 faces of Labeled Faces in the Wild (Huang et al. 2007) and 100 crops of its backgrounds, as scikit-image ships
+    them (`skimage.data.lfw_subset`). The stratified split 80 : 20 is fixed and does not depend on `seed`.
+    """
+    no_argument("faces", argument)
+    x = torch.from_numpy(np.load(_of_scikit_image("lfw_subset.npy"), allow_pickle=False)).float()[:, None]
+    y = (torch.arange(len(x)) >= len(x) // 2).long()  # faces come first
+    return _held_out("faces", x, y)
+
+
+PICTURES = ("astronaut.png", "chelsea.png", "coffee.png", "ihc.png", "hubble_deep_field.jpg")
+"""Pictures of scikit-image without copyright: NASA's astronaut and deep field, a cat and a cup (both CC0), a tissue."""
+CROP, CROPS = 32, 64
+"""Pixels of a crop's side, at half the picture's resolution, and most crops of a picture."""
+
+
+def photos(argument: str, *, seed: int, root: Path) -> Dataset:
+    """Crops of five photographs, 32x32 RGB, 5 classes, 219 + 55 images; come with scikit-image, no download.
+
+    An astronaut, a cat, a cup of coffee, a tissue and galaxies; the class is the photograph. Crops do not overlap. The
+    stratified split 80 : 20 is fixed and does not depend on `seed`.
+    """
+    no_argument("photos", argument)
+    crops = [_crops(_of_scikit_image(name)) for name in PICTURES]
+    labels = torch.repeat_interleave(torch.arange(len(crops)), torch.tensor([len(some) for some in crops]))
+    return _held_out("photos", torch.cat(crops), labels)
+
+
+def _of_scikit_image(name: str) -> Path:
+    package = find_spec("skimage")
+    assert package is not None and package.origin is not None  # a requirement
+    path = Path(package.origin).parent / "data" / name
+    if not path.is_file():
+        raise UsageError(f"The installed scikit-image lacks {name}; pip install --force-reinstall scikit-image.")
+    return path
+
+
+def _crops(path: Path) -> Tensor:
+    """Return the first crops [n, 3, 32, 32] of a picture, row by row, halved by the mean of four pixels."""
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        pixels = torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1).float() / 255
+    tiles = avg_pool2d(pixels, 2).unfold(1, CROP, CROP).unfold(2, CROP, CROP)
+    return tiles.flatten(1, 2).transpose(0, 1)[:CROPS].contiguous()
+
+
+def _held_out(name: str, x: Tensor, y: Tensor) -> Dataset:
+    classes, shape = int(y.max()) + 1, (x.shape[1], x.shape[2], x.shape[3])
+    train, test = (Split(x[index], y[index], classes) for index in hold_out(y, 5, seed=0))
+    return Dataset(name, train, test, classes=classes, shape=shape, data_range=(0.0, 1.0))
 
 
 # -- Synthetic images with masks: discs, rectangles and triangles on a textured background --
