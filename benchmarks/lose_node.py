@@ -27,8 +27,8 @@ from kill_sweep import PLANTED, SUITE, compare  # beside this file
 from ppbench.records.store import Store
 from ppbench.run.sweep import sweep
 
-FAST_DEATH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
-NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+FAST_DEATH = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
 @dataclass(frozen=True)
