@@ -236,12 +236,12 @@ def scale() -> str:
     for run in kept["cells"]:
         for step, about in (
             ("schedule", "planned and scheduled, not computed"),
-            ("resume", "planned again, all there"),
+            ("resume", "planned again, a small record of each there"),
         ):
             rows.append(
                 [f"{run['cells']:,} cells {about}", number(run[f"{step}_cpu_s"], 0), f"{run[f'{step}_peak_mb']:,}", ""]
             )
-    for run in kept["page"]:
+    for run in kept.get("page", []):
         took, size = number(run["load_s"] + run["render_s"], 0), f"the page has {number(run['page_mb'], 0)} MB"
         rows.append([f"a page of {run['records']:,} rows", took, f"{run['peak_mb']:,}", size])
     lost = kept["nodes"]
