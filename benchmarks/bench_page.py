@@ -31,7 +31,7 @@ from ppbench.records.store import Store
 
 VALUES = (0.0001, 0.001, 0.01, 0.1, 0.5, 1.0)
 SEEDS = (0, 1, 2)
-DATA = ("digits", "mnist", "cifar10", "fashion_mnist")
+DATA = ("digits", "mnist", "cifar10", "fashion_mnist", "kmnist", "svhn", "gtsrb", "pcam")
 DEFENSES = ("dp", "dp_sgd", "ppdl", "spn", "pbpfl", "mpdp", "fedpc", "baffle", "soteria", "ats", "outpost")
 CONTROLS = ("none", "full_noise")
 # Attack, kind, whether it knows the defense, stage, batch size.
@@ -175,18 +175,18 @@ def main() -> None:
 
 
 def measured(store: Store) -> dict[str, float]:
-    """Return seconds of loading and of rendering, the page's megabytes and the process's peak memory in megabytes.
+    """Return CPU seconds of loading and of rendering, the page's megabytes and the process's peak memory in megabytes.
 
     The page is left in the folder, without its tables and figures.
     """
     from ppbench.report.page.html import Page
 
-    start = time.perf_counter()
+    start = time.process_time()
     records = store.load_all()
-    loaded = time.perf_counter()
+    loaded = time.process_time()
     at_load = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     page = Page(records, images=store.images).html()
-    done = time.perf_counter()
+    done = time.process_time()
     store.html_path.write_text(page, encoding="utf-8")
     return dict(
         records=len(records),

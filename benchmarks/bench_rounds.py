@@ -26,7 +26,6 @@ from ppbench.defenses.encrypted.protocols import PILE, TPSMC, HybridAlpha
 from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Defense, Round, Step
-from ppbench.federation.drive import Parties
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.wire import SERVER, Wire
@@ -110,7 +109,7 @@ def server_seconds(federation: Federation, result: Tree) -> float:
     """Return how long the server computes in a round, where every client computes `result`."""
     defense, taken = federation.defense, []
     for number in range(ROUNDS):
-        parties = Parties(federation.parties.server, list(federation.parties.clients))
+        parties = federation.parties.fork()
         drive = federation.drive(federation.plan, "cost", -1, number, Wire(keep=False), parties, federation.shards)
         server = Timed(defense.round(drive.context(SERVER, 0), parties.server, range(federation.plan.clients)))
         working = drive.working(server)  # type: ignore[arg-type]  # `send` is all that it uses

@@ -226,6 +226,31 @@ def pairs() -> str:
     return table(["command", "older commit", "its CPU seconds", "CPU seconds after", "ratios"], rows)
 
 
+def scale() -> str:
+    """Return what many clients, many cells and a long page cost."""
+    kept, rows = read("scale"), []
+    for run in kept["clients"]:
+        about = f"{run['clients']:,} clients of 5 examples, {run['sample']} drawn, {run['rounds']} rounds, 3 trainings"
+        figures = [number(run["cpu_s"], 0), f"{run['peak_mb']:,}", f"{number(run['disk_mb'], 0)} MB on disk"]
+        rows.append([f"`{run['defense']}`: {about}", *figures])
+    for run in kept["cells"]:
+        for step, about in (
+            ("schedule", "planned and scheduled, not computed"),
+            ("resume", "planned again, a small record of each there"),
+        ):
+            rows.append(
+                [f"{run['cells']:,} cells {about}", number(run[f"{step}_cpu_s"], 0), f"{run[f'{step}_peak_mb']:,}", ""]
+            )
+    for run in kept.get("page", []):
+        took, size = number(run["load_s"] + run["render_s"], 0), f"the page has {number(run['page_mb'], 0)} MB"
+        rows.append([f"a page of {run['records']:,} rows", took, f"{run['peak_mb']:,}", size])
+    lost = kept["nodes"]
+    about = f"{lost['nodes'][0]} Ray nodes, one killed at {lost['records']} of {lost['cells']} cells"
+    same = f"{lost['complete']} complete, {lost['lost']} begun twice, {len(lost['differ'])} files unlike one process's"
+    rows.append([about, "", "", same])
+    return table(["what", "CPU seconds", "peak MB", ""], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gpu": gpu,
     "gpu-beside-cpu": gpu_beside_cpu,
@@ -236,6 +261,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ledger": ledger,
     "ratios": ratios,
     "pairs": pairs,
+    "scale": scale,
 }
 
 
@@ -492,6 +518,15 @@ a window of half the length would save at most 16 %, and 21 % are spent on victi
 ## Sweeps, pages, comparisons
 
 <<sweeps-pages>>
+
+How size costs (2026-11-28, one process each, `python benchmarks/bench_scale.py clients|cells|page`,
+`benchmarks/lose_node.py`; MNIST on LeNet, label recovery):
+
+<<scale>>
+
+Before, a client's cost was measured in a round of all clients, 60,000 client computations beside 6,000 of training:
+`dp` had not ended after 500 s. What is still linear in the clients is set-up, where each registers. `spn` keeps the
+secret head and moments of each client that took part.
 
 What `compare` finds with 80 % probability, and how often reruns of one defense raise a false alarm, is in
 [compare.md](compare.md).

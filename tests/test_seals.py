@@ -32,9 +32,9 @@ def cut(path):
 
 def reshaped(path):
     """Write a state of another shape, well-formed, with a digest to it: who can write a cache can do that."""
-    counters, server = load_tree(path)
+    counters, server, clients = load_tree(path)
     params = {n: torch.zeros(*p.shape, 2) if n == "head.bias" else p for n, p in server.params.items()}
-    save_tree((counters, type(server)(params, server.opt, server.counts, server.own)), path)
+    save_tree((counters, type(server)(params, server.opt, server.counts, server.own), clients), path)
     seal(path.parent, "trained.json", json.loads((path.parent / "trained.json").read_text())["about"])
 
 
@@ -57,11 +57,11 @@ def older(path):
 
 DAMAGES = {
     "a flipped bit": ("server.safetensors", flipped, "digest differs"),
-    "a truncated client": ("client1.safetensors", cut, "digest differs"),
+    "truncated clients": ("clients0.safetensors", cut, "digest differs"),
     "another shape": ("server.safetensors", reshaped, "no state of this federation"),
     "another accuracy": ("trained.json", changed, "digest differs"),
     "another training's": ("server.safetensors", strange, "digest differs"),
-    "a lost client": ("client0.safetensors", lambda path: path.unlink(), "cannot be read"),
+    "lost clients": ("clients0.safetensors", lambda path: path.unlink(), "cannot be read"),
     "of before": ("trained.json", older, "older than digests"),
     "no object": ("trained.json", lambda path: path.write_text("[" * 100_000), "damaged"),
 }

@@ -339,7 +339,10 @@ class Defense:
 
     # -- a client ------------------------------------------------------------------------------------------------
     def init_client(self, ctx: Context, params: Params) -> Tree:
-        """Return a client's state before set-up: its secrets. `params` gives public shapes only."""
+        """Return a client's state before set-up: its secrets. `params` gives public shapes only.
+
+        Equal draws must give an equal state: where clients are sampled, an unchanged state is made again when needed.
+        """
         return ()
 
     def batches(self, ctx: Context, data: Data) -> Batch:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -114,12 +115,53 @@ def _run_group(defense: Defense, plan: Plan, jobs: Mapping[K, Job]) -> dict[K, T
 T = TypeVar("T")
 
 
+class SparseStates(Sequence[Tree]):
+    """The states of many clients, of whom few take part in a round: only those that differ from the initial ones.
+
+    A state is the one that was set, else the `kept` one (of a checkpoint, by client), else the initial one, made by
+    `draw` whenever it is read: equal each time, as `Defense.init_client` draws from its context alone.
+    """
+
+    def __init__(self, count: int, draw: Callable[[int], Tree], kept: Mapping[int, Tree] | None = None) -> None:
+        self._count, self._draw, self._kept, self._changed = count, draw, kept or {}, dict[int, Tree]()
+        self._last: tuple[int, Tree] = (-1, ())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, client: Any) -> Any:
+        if isinstance(client, slice):
+            return [self[c] for c in range(self._count)[client]]
+        client = range(self._count)[client]
+        if client in self._changed:
+            return self._changed[client]
+        if client != self._last[0]:
+            self._last = client, self._kept[client] if client in self._kept else self._draw(client)
+        return self._last[1]
+
+    def __setitem__(self, client: int, state: Tree) -> None:
+        self._changed[client] = state
+
+    def __copy__(self) -> SparseStates:
+        twin = SparseStates(self._count, self._draw, self._kept)
+        twin._changed = dict(self._changed)
+        return twin
+
+    def changed(self) -> list[int]:
+        """Return the clients whose states are not the initial ones, ascending."""
+        return sorted({*self._changed, *self._kept})
+
+
 @dataclass
 class Parties:
     """The states of all parties at one moment."""
 
     server: Server
-    clients: list[Tree]
+    clients: list[Tree] | SparseStates
+
+    def fork(self) -> Parties:
+        """Return a copy whose states can be replaced while these stay."""
+        return Parties(self.server, copy(self.clients))
 
 
 @dataclass(frozen=True)
@@ -278,10 +320,14 @@ class Drive:
         defense, states = self.defense, self.parties.clients
         contexts = {c: self.context(c, self.step) for c in received}
         jobs: dict[int, Job | None] = {}
+        before: dict[int, Tree] = {}  # of those who compute: an idle client's state may be large, and is read again
         for client, message in received.items():
-            jobs[client] = job = defense.prepare(contexts[client], states[client], message, self.data[client])
-            if job is not None and len(jobs) == 1:
-                self._check_room(job, len(received))
+            me = states[client]
+            jobs[client] = job = defense.prepare(contexts[client], me, message, self.data[client])
+            if job is not None:
+                before[client] = me
+                if len(jobs) == 1:
+                    self._check_room(job, len(received))
         pending = {c: moved(job, self.device) for c, job in jobs.items() if job is not None}
         canary_plans = {c: Straight.of(self.plan, self.canaries[c]) for c in pending if c in self.canaries}
         results: dict[int, Tree] = {}
@@ -292,11 +338,12 @@ class Drive:
         results = {c: defense.omniscient(self.plan, server, result) for c, result in results.items()}
         answers: dict[int, Tree] = {}
         for client, message in received.items():
-            if self.wire.keep:
-                self.states.append(StateRecord(self.probe, self.round, self.step, client, states[client]))
-            states[client], answer = defense.reply(
-                contexts[client], states[client], message, results.get(client, ()), self.data[client]
-            )
+            me = before.pop(client) if client in before else states[client]
+            if self.wire.keep and self.round:  # no view has the states of set-up
+                self.states.append(StateRecord(self.probe, self.round, self.step, client, me))
+            new, answer = defense.reply(contexts[client], me, message, results.get(client, ()), self.data[client])
+            if new is not me:
+                states[client] = new
             if answer is not None:
                 answers[client] = self.wire.post(self.probe, self.round, self.step, client, [SERVER], answer)
         return answers

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
+from itertools import groupby
 from pathlib import Path
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
@@ -18,8 +19,9 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, finite, leaves, load_tree, moved, save_tree, tree_map
 from ppbench.federation.acting import Acting, acting_round
 from ppbench.federation.contract import Context, Defense, Server
-from ppbench.federation.drive import Backend, Drive, Parties, Working, party_context, run_together
+from ppbench.federation.drive import Backend, Drive, Parties, SparseStates, Working, party_context, run_together
 from ppbench.federation.plan import Data, Local, Opt, Plan
+from ppbench.federation.threats import ThreatModel
 from ppbench.federation.view import StateRecord, Transcript
 from ppbench.federation.wire import SERVER, Envelope, Slot, Wire, session_of
 
@@ -46,6 +48,36 @@ def _computing(method: Callable[Concatenate[Federation, P], T]) -> Callable[Conc
             return method(self, *args, **keywords)
 
     return inside
+
+
+CLIENTS_PER_FILE = 100
+"""Clients whose states one file of a checkpoint holds: a file each takes longer to open than to read."""
+
+
+@dataclass
+class SavedStates(Mapping[int, Tree]):
+    """The states of `clients` in the checkpoint `folder`, on `device`; the file that was read last is kept."""
+
+    folder: Path
+    clients: frozenset[int]
+    device: torch.device
+    _last: tuple[int, dict[int, Tree]] = (-1, {})
+
+    def __getitem__(self, client: int) -> Tree:
+        if client not in self.clients:
+            raise KeyError(client)
+        if (number := client // CLIENTS_PER_FILE) != self._last[0]:
+            self._last = number, dict(load_tree(self.folder / f"clients{number}.safetensors"))
+        return moved(self._last[1][client], self.device)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.clients
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.clients))
+
+    def __len__(self) -> int:
+        return len(self.clients)
 
 
 @dataclass
@@ -86,14 +118,19 @@ class Federation:
         params = moved(params, self.device)
         self.shards = {client: stored(shard, self.device) for client, shard in self.shards.items()}
         server = self.defense.init_server(self.context(self.session, 0, 0, SERVER, "init"), params)
-        cohort = range(self.plan.clients)
-        clients = [self.defense.init_client(self.context(self.session, 0, 0, c, "init"), params) for c in cohort]
-        self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
+        cohort, initial = range(self.plan.clients), partial(self._initial_state, params)
+        clients = SparseStates(len(cohort), initial) if self.plan.sample else [initial(client) for client in cohort]
+        self.parties = Parties(moved(server, self.device), clients)
         wire = Wire(keep=True)
         drive = self.drive(self.plan, self.session, -1, 0, wire, self.parties, self.shards)
         drive.run(self.defense.setup(drive.context(SERVER, 0), self.parties.server, cohort))
         self.wire.take(wire)
         self._set_up, self.setup_up, self.setup_down = tuple(wire.mail), self.wire.up, self.wire.down
+
+    def _initial_state(self, params: Params, client: int) -> Tree:
+        """Return a client's state before set-up, drawn anew; params: whose shapes count."""
+        ctx = self.context(self.session, 0, 0, client, "init")
+        return moved(self.defense.init_client(ctx, params), self.device)
 
     def set_up_mail(self) -> tuple[Envelope, ...]:
         """Return the messages of set-up; after `restore` set-up is run again, from the same draws."""
@@ -119,7 +156,7 @@ class Federation:
         """Train as `run` does, but yield the clients' work: see `run_many`."""
         while self.round < last:
             began = time.perf_counter()
-            parties = Parties(self.parties.server, list(self.parties.clients))
+            parties = self.parties.fork()
             drive = self.drive(self.plan, self.session, -1, self.round + 1, self.wire, parties, self.shards)
             try:
                 yield from drive.working(drive.begin(self.cohort(self.round + 1)))
@@ -214,7 +251,7 @@ class Federation:
         wire, states = Wire(keep=True), list[StateRecord]()
         for probe in sorted({slot.probe for slot in victims}):
             data = {s.client: moved(d, self.device) for s, d in victims.items() if s.probe == probe}
-            parties = Parties(self.parties.server, list(self.parties.clients))
+            parties = self.parties.fork()
             for round_ in range(self.round + 1, self.round + rounds + 1):
                 drive = self.drive(plan, session_of(probe), probe, round_, wire, parties, data)
                 cohort, draws = sorted(data), self.seeds.generator("acting", probe, round_)
@@ -227,45 +264,64 @@ class Federation:
     @_computing
     def observe(self) -> Transcript:
         """Return the transcript of a fork of the next round, on the clients' own data; no real state changes."""
-        wire, parties = Wire(keep=True), Parties(self.parties.server, list(self.parties.clients))
+        wire, parties = Wire(keep=True), self.parties.fork()
         drive = self.drive(self.plan, session_of(-1), -1, self.round + 1, wire, parties, self.shards)
         drive.run(drive.begin(self.cohort(self.round + 1)))
         return Transcript(self.plan, self.defense, tuple(wire.mail), tuple(drive.states), self.set_up_mail())
 
-    def release(self) -> Transcript:
-        """Return the transcript of delivering the current model to every client."""
+    def release(self, threat: ThreatModel | None = None) -> Transcript:
+        """Return the transcript of delivering the current model to every client.
+
+        threat: whose view is taken; None: any. Without it, the states of all clients are in memory at once.
+        """
         wire, clients = Wire(keep=True), range(self.plan.clients)
         wire.post(-1, self.round, 0, SERVER, clients, self.deliver())
-        states = (StateRecord(-1, self.round, 0, c, self.parties.clients[c]) for c in clients)
+        seen = [c for c in clients if threat is None or c == threat.client or threat.has(c)]
+        states = (StateRecord(-1, self.round, 0, c, self.parties.clients[c]) for c in seen)
         return Transcript(self.plan, self.defense, tuple(wire.mail), tuple(states))
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint, one file per party, to `folder` (which must exist)."""
+        """Write a checkpoint to `folder` (which must exist): the server, and clients by `CLIENTS_PER_FILE`.
+
+        Where clients are sampled, only states that differ from the initial ones are written.
+        """
+        states = self.parties.clients
+        kept = states.changed() if isinstance(states, SparseStates) else list(range(len(states)))
         counters = torch.tensor([self.round, self.wire.up, self.wire.down, self.setup_up, self.setup_down])
-        save_tree((counters, self.parties.server), folder / "server.safetensors")
-        for client, state in enumerate(self.parties.clients):
-            save_tree(state, folder / f"client{client}.safetensors")
+        listed = torch.tensor(kept, dtype=torch.int64)
+        save_tree((counters, self.parties.server, listed), folder / "server.safetensors")
+        for number, block in groupby(kept, lambda client: client // CLIENTS_PER_FILE):
+            save_tree({client: states[client] for client in block}, folder / f"clients{number}.safetensors")
 
     def restore(self, folder: Path, params: Params | None = None) -> None:
         """Continue from the checkpoint in `folder`, instead of `start`. UsageError: damaged, or of another network.
 
+        Where clients are sampled, their states are read from `folder` when they are needed.
         params: initial weights, whose names, shapes and dtypes the saved weights must have; None: not checked.
         """
-        counters, server = self._saved(folder, params)
+        counters, server, kept = self._saved(folder, params)
         self.round, self.wire.up, self.wire.down, self.setup_up, self.setup_down = counters
         self.shards = {client: stored(shard, self.device) for client, shard in self.shards.items()}
-        clients = [load_tree(folder / f"client{c}.safetensors") for c in range(self.plan.clients)]
-        self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
+        server, saved = moved(server, self.device), SavedStates(folder, frozenset(kept), self.device)
+        if self.plan.sample:
+            initial = partial(self._initial_state, server.params)
+            self.parties = Parties(server, SparseStates(self.plan.clients, initial, saved))
+        else:
+            self.parties = Parties(server, [saved[client] for client in range(self.plan.clients)])
 
-    def _saved(self, folder: Path, params: Params | None) -> tuple[list[int], Server]:
-        """Return the counters and the server's state in `folder` (UsageError: none, or other weights than `params`)."""
+    def _saved(self, folder: Path, params: Params | None) -> tuple[list[int], Server, list[int]]:
+        """Return the counters, the server's state and the clients whose states are in `folder`.
+
+        UsageError: none are there, or other weights than `params`.
+        """
         path = folder / "server.safetensors"
         match load_tree(path):
-            case (Tensor() as counters, Server() as server) if counters.shape == (5,):
-                ctx = self.context(self.session, 0, 0, SERVER, "init")
+            case (Tensor() as counters, Server() as server, Tensor() as listed) if counters.shape == (5,):
+                ctx, kept = self.context(self.session, 0, 0, SERVER, "init"), [int(client) for client in listed]
                 initial_server = server if params is None else self.defense.init_server(ctx, params)
-                if _forms(initial_server.params) == _forms(server.params):
-                    return [int(number) for number in counters], server
+                whole = self.plan.sample or kept == list(range(self.plan.clients))
+                if whole and _forms(initial_server.params) == _forms(server.params):
+                    return [int(number) for number in counters], server, kept
         raise UsageError(f"{path} is no state of this federation; delete its folder to have it made again.")
 
     def context(self, session: str, round_: int, step: int, party: int, purpose: str = "step") -> Context:

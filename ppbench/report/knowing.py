@@ -92,9 +92,10 @@ def is_ours(defense: DefenseInfo) -> bool:
 
 def _finds_more(row: Sequence[Record], names: Set[str]) -> bool:
     """Return whether one of the attacks `names` breaks a row and finds there what no plain attack finds."""
+    if not (broken := {r.config.attack.id for r in row if r.config.attack.id in names and breaks(r)}):
+        return False
     frame, metric = frame_of(row), question_for(row[0]).headline(row[0].config)
     plain = frame.of([r for r in frame if not r.config.attack.adaptive]).worst(metric)
-    broken = names & {r.config.attack.id for r in row if breaks(r)}
     results = [frame.of([r for r in frame if r.config.attack.id == name]).worst(metric) for name in broken]
     return any(
         own is not None and (plain is None or _beyond(own.metric(metric), plain.metric(metric))) for own in results

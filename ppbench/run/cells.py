@@ -23,6 +23,7 @@ from ppbench.records.schema import (
     AuditInfo,
     CellConfig,
     DataInfo,
+    DefenseInfo,
     FederationInfo,
     ProbeInfo,
     Scalar,
@@ -154,26 +155,28 @@ def cells(experiment: Experiment, group: CellGroup) -> list[Cell]:
     if not group.records:
         owner_count = count_owners(experiment, group)
         chosen = [a for a in chosen if question_of(a.kind).owners <= owner_count]
-    group_cells = []
+    group_cells, defense = [], experiment.points[group.point].info
     for attack in sorted(chosen, key=lambda a: bool(question_of(a.kind).follows)):
         for follows in _sources(attack, chosen):
-            cell_config = _cell_config(experiment, group, attack, follows)
+            cell_config = _cell_config(experiment, group, defense, attack, follows)
             group_cells.append(
                 Cell(attack, follows.name if follows is not None else None, cell_config, cell_config.cell_id())
             )
     return group_cells
 
 
-def _cell_config(experiment: Experiment, group: CellGroup, attack: Attack, follows: Attack | None) -> CellConfig:
-    config, point = experiment.config, experiment.points[group.point]
+def _cell_config(
+    experiment: Experiment, group: CellGroup, defense: DefenseInfo, attack: Attack, follows: Attack | None
+) -> CellConfig:
+    config = experiment.config
     data, model, federation = experiment.facts
     records, audited = group.records, group.stage == "audit"
-    knows = attack.knows(point.defense.name)
+    knows = attack.knows(defense.id)
     return CellConfig(
         suite=config.suite,
         suite_digest=config.suite_digest,
         threat_model=ThreatInfo(id=group.threat.name, sees=group.threat.sees, knows_defense=knows),
-        defense=point.info,
+        defense=defense,
         attack=AttackInfo(
             id=attack.name,
             version=attack.version,

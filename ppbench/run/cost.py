@@ -24,7 +24,7 @@ from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, Tree, moved, tree_map
 from ppbench.federation.contract import Ciphering, Defense, Job
-from ppbench.federation.drive import Drive, Parties, channels_last, client_map
+from ppbench.federation.drive import Drive, channels_last, client_map
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import SERVER, Wire
@@ -188,13 +188,16 @@ class Client:
 def measured_client(fed: Federation, index: int = 0) -> Client:
     """Return a client of a started federation with its messages of the next round, which runs on a fork.
 
-    The others hold one batch of their examples each: only this client is measured.
+    As many clients take part as in a round of training; the others hold one batch of their examples each: only this
+    client is measured.
     """
-    size = fed.plan.local.batch
-    data = {c: shard if c == index else Data(shard.x[:size], shard.y[:size]) for c, shard in fed.shards.items()}
-    wire, parties = Wire(keep=True), Parties(fed.parties.server, list(fed.parties.clients))
+    size, every = fed.plan.local.batch, range(fed.plan.clients)
+    cohort = sorted([index, *[c for c in every if c != index][: fed.plan.sample - 1]]) if fed.plan.sample else every
+    data = {c: fed.shards[c] for c in cohort}
+    data = {c: shard if c == index else Data(shard.x[:size], shard.y[:size]) for c, shard in data.items()}
+    wire, parties = Wire(keep=True), fed.parties.fork()
     drive = fed.drive(fed.plan, "cost", -1, fed.round + 1, wire, parties, data)
-    drive.run(fed.defense.round(drive.context(SERVER, 0), parties.server, range(fed.plan.clients)))
+    drive.run(fed.defense.round(drive.context(SERVER, 0), parties.server, cohort))
     states = {record.step: record.state for record in drive.states if record.party == index}
     turns = tuple(Turn(m.step, states[m.step], m.message) for m in wire.mail if m.receiver == index)
     return Client(index, data[index], turns, drive)

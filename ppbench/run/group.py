@@ -167,8 +167,8 @@ class Bench:
 
     def _run_records(self, fed: Federation, missing: list[Cell]) -> None:
         task, count = self.experiment.task, self.experiment.config.candidates
-        transcript = fed.observe() if self.group.stage == "iterate" else fed.release()
         threat = self.group.threat
+        transcript = fed.observe() if self.group.stage == "iterate" else fed.release(threat)
         own = own_batches(threat, {Slot(-1, client): shard for client, shard in task.shards.items()})
         view = replace(transcript.view(threat, own=own), public=task.public)
         draw = partial(choose_candidates, task.shards, task.test, count, task.seeds, threat)

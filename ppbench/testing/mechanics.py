@@ -14,7 +14,7 @@ from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Tree, encode, leaves, nbytes
 from ppbench.federation.contract import Server
-from ppbench.federation.drive import Drive, Parties, client_map
+from ppbench.federation.drive import Drive, client_map
 from ppbench.federation.engine import Federation, ProbeKind
 from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER, Slot, Wire
@@ -162,7 +162,7 @@ def probes_are_steps_of_training(trial: DefenseTrial) -> Iterator[str]:
 
 def _round_of_training(run: Federation) -> tuple[list[Tree], Tree]:
     """Return the clients' messages in a round of training, and the server's broadcast after it; `run` is unchanged."""
-    parties, wire = Parties(run.parties.server, list(run.parties.clients)), Wire(keep=True)
+    parties, wire = run.parties.fork(), Wire(keep=True)
     drive = run.drive(run.plan, run.session, -1, run.round + 1, wire, parties, run.shards)
     drive.run(drive.begin(range(run.plan.clients)))
     _, message = run.defense.broadcast(drive.context(SERVER, drive.step), parties.server)
@@ -270,7 +270,7 @@ def messages_keep_their_form(trial: DefenseTrial) -> Iterator[str]:
 def all_goes_over_the_wire(trial: DefenseTrial) -> Iterator[str]:
     """Check that the server's new state follows from its old one and the letters, by replaying the letters."""
     run, other = trial.federate(0), trial.federate(1)
-    parties = Parties(run.parties.server, list(run.parties.clients))
+    parties = run.parties.fork()
     drive = run.drive(run.plan, run.session, -1, 1, Wire(keep=True), parties, run.shards)
     drive.run(run.defense.round(drive.context(SERVER, 0), parties.server, range(run.plan.clients)))
     other.run(1)  # whatever a protocol keeps outside of states now is another run's
