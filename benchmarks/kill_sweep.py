@@ -277,7 +277,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(Path(folder), options.kills, options.workers, options.seed)
         text = SUITE.format(seeds="[0]", seconds="0", grid="[0.1]")
-        failures = fail(Path(folder), text, lambda *about: finish(start(*about[:2], options.workers, about[2])))
+        failures = fail(Path(folder), text, lambda suite, out, log: finish(start(suite, out, options.workers, log)))
     print(json.dumps({"kills": asdict(figures), "failures": asdict(failures)}, indent=1))
     return 0 if figures.sound and figures.cells and failures.sound else 1
 
