@@ -50,7 +50,7 @@ from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.headline import answer_from, costs_alone
-from ppbench.report.page.overview import Overview, Standing
+from ppbench.report.page.overview import CHOICE_RULE, Overview, Standing, choice_of
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, Shot, Sprite, profiles
 from ppbench.report.page.sections import Section, batch_of, board_target, cell_table, section_metric, weights_words
 from ppbench.report.words import capitalized, decibels
@@ -265,9 +265,9 @@ def assets() -> Assets:
     return Assets(tuple(map(Markup, scripts)), tuple(map(script_digest, scripts)), Markup(f"{style}\n{own}"))
 
 
-@lru_cache(maxsize=1)
-def template() -> Template:
-    """Return the page's template with its functions and assets, compiled once per process."""
+@lru_cache(maxsize=2)
+def template(name: str = "page") -> Template:
+    """Return a template, "page" or "summary", with its functions and assets, compiled once per process."""
     environment = Environment(
         loader=FileSystemLoader(PAGE_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -279,12 +279,14 @@ def template() -> Template:
         "attack_of": attack_of,
         "batch_of": batch_of,
         "cell_of": cell_of,
+        "choice_of": choice_of,
+        "choice_rule": CHOICE_RULE,
         "metric_of": section_metric,
         "words": LEVEL_WORDS,
         "usable_points": USABLE,
         "weights_words": weights_words,
     }
-    return environment.get_template("page.html.j2")
+    return environment.get_template(f"{name}.html.j2")
 
 
 # -- figures as the page shows them ----------------------------------------------------------------------------------
