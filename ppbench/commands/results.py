@@ -30,15 +30,20 @@ def leaderboard(
 
     Exit code 0: all records are on the board; 1: some could not be read (named on the page and stderr); 2: none could.
     """
+    if summary is not None:
+        _summarized(folder, out, summary)
+    else:
+        _drawn(folder, out)
+
+
+def _drawn(folder: Path, out: Path | None) -> None:
+    """Draw the board of a folder, or of an archive in the folder `out`."""
     from ppbench.base.files import kind_of
     from ppbench.claims.check import PAPER_CLAIMS
     from ppbench.records.archive import unpack_archive
     from ppbench.records.store import open_results
     from ppbench.report.page.board import rebuild
 
-    if summary is not None:
-        _summarized(folder, out, summary)
-        return
     if (kind_of(folder) == "file") != (out is not None):
         raise UsageError(
             f"{folder}: --out FOLDER is where an archive is unpacked and drawn; give it with archives only."
