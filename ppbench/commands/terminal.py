@@ -84,15 +84,25 @@ def glance(overview: Overview, width: int) -> Table:
         ("epsilon", lambda v: v.epsilon or "-"),
         ("upload", _ratio),
     ]
+    if not overview.questions:
+        columns = [
+            ("upload", _ratio),
+            ("download", lambda v: _ratio(v, "down")),
+            ("memory", lambda v: _ratio(v, "memory")),
+            ("time", _time),
+            ("epsilon", lambda v: v.epsilon or "-"),
+        ]
     columns = columns[: 2 if width < NARROW else 5 if width < WIDE else None]
-    names = ["setting" if single else "defense", "verdict", *(name for name, _ in columns)]
-    table = plain_table(names, wrapped=names[:2])
-    for column, least in zip(table.columns, (14, 12), strict=False):
+    heads = ["setting" if single else "defense", *(["verdict"] if overview.questions else [])]
+    names = [*heads, *(name for name, _ in columns)]
+    table = plain_table(names, wrapped=heads)
+    for column, least in zip(table.columns[: len(heads)], (14, 12), strict=False):
         column.min_width = least
     for row in overview.rows:
         for v in row.by_control if single else [row.value]:
             verdict = v.verdict if single and v.entry.role == "compared" else row.verdict
-            table.add_row(escape(_setting(v, single)), escape(verdict), *(cell(v) for _, cell in columns))
+            words = (escape(_setting(v, single)), escape(verdict))[: len(heads)]
+            table.add_row(*words, *(cell(v) for _, cell in columns))
     return table
 
 
@@ -123,9 +133,17 @@ def _share(record: Measured | None, name: str) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _ratio(v: Setting) -> str:
-    up = None if v.shown.cost is None else v.shown.cost.ratios.up
-    return "-" if up is None else f"{up:.2f}x"
+def _ratio(v: Setting, name: str = "up") -> str:
+    """Return a ratio of costs to the undefended client's; one below 0.01 as "1/138"."""
+    ratio = None if v.shown.cost is None else getattr(v.shown.cost.ratios, name)
+    if ratio is None or 0 < ratio < 0.01:
+        return "-" if ratio is None else f"1/{1 / ratio:,.0f}"
+    return f"{ratio:.2f}x"
+
+
+def _time(v: Setting) -> str:
+    time = None if v.shown.cost is None else v.shown.cost.time
+    return "-" if time is None else f"{time.ratio:.2f}x"
 
 
 # -- Output while an evaluation runs: its progress, and the first answer as soon as it is known --

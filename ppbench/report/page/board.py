@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -237,11 +238,10 @@ class BoardSummary:
     def markdown(self) -> str:
         """Return the page in Markdown as GitHub and MkDocs show it."""
         lines = [f"# {markdown_text(self.title)}", "", f"**{markdown_text(self.answer.headline.words)}**", ""]
-        lines += [markdown_text(f"{self.about}. {self.answer.trust.sentence}"), "", "## If you must choose", ""]
-        for about, words in self.choices:
-            lines += [f"{f'*{markdown_text(about)}*: ' if about else ''}{markdown_text(words)}", ""]
-        lines += [*(() if self.costly else (markdown_text(CHOICE_RULE), "")), f"## {self.heading}", ""]
-        lines += [*_markdown_table(self.best), "", markdown_text(" ".join(self.notes)), ""]
+        lines += [markdown_text(f"{self.about}. {self.answer.trust.sentence}"), ""]
+        parts = [self._markdown_choices(), [f"## {self.heading}", "", *_markdown_table(self.best), ""]]
+        lines += chain.from_iterable(parts[::-1] if self.costly else parts)
+        lines += [markdown_text(" ".join(self.notes)), ""]
         if self.folded:
             head = f'<details markdown="1"><summary>All {self.settings} settings</summary>'
             lines += [head, "", *_markdown_table(self.every), "", "</details>", ""]
@@ -251,10 +251,21 @@ class BoardSummary:
             lines += [f"- {markdown_text(name)}: `{command}`" for name, command in self.commands.items()]
         return "\n".join(lines).rstrip() + "\n"
 
+    def _markdown_choices(self) -> list[str]:
+        """Return the lines on what to choose."""
+        lines = ["## If you must choose", ""]
+        for about, words in self.choices:
+            lines += [f"{f'*{markdown_text(about)}*: ' if about else ''}{markdown_text(words)}", ""]
+        return lines if self.costly else [*lines, markdown_text(CHOICE_RULE), ""]
+
     @property
     def heading(self) -> str:
         """The heading of the table."""
-        return "What a client pays" if self.costly else "Each defense at its best usable setting"
+        if self.costly:
+            return "What a client pays"
+        if any(row.value.usable for table in self.answer.tables for row in table.compared):
+            return "Each defense at its best usable setting"
+        return "Each defense at the setting that leaks least; none is known to be usable"
 
     def html(self) -> str:
         """Return the page as one HTML file, which asks nothing of a network and runs no script."""
@@ -432,7 +443,7 @@ def _time(row: SummaryRow) -> Lines:
 def _encryption(row: SummaryRow) -> Lines:
     """Return what encryption adds to a round, by the seed shown."""
     cost = row.setting.shown.cost
-    return () if cost is None or not cost.encryption else (cost.encryption,)
+    return () if cost is None or not cost.encryption else (cost.encryption.removeprefix("encryption adds "),)
 
 
 def _bytes(name: str) -> Callable[[SummaryRow], Lines]:
@@ -448,17 +459,13 @@ def _bytes(name: str) -> Callable[[SummaryRow], Lines]:
     return cell
 
 
-def _label(row: SummaryRow) -> Lines:
-    return _share(row.setting.labels, "label_accuracy")
-
-
 RANK_COLUMN: SummaryColumn = ("Rank", lambda row: (row.rank,) if row.rank else ())
 SUMMARY_COLUMNS: tuple[SummaryColumn, ...] = (
     ("Defense and setting", _name),
     ("Accuracy", _accuracy),
     ("Leak, worst case", _leak),
     ("Re-identified", lambda row: _share(row.setting.reidentified, "reidentified")),
-    ("Labels", _label),
+    ("Labels", lambda row: _share(row.setting.labels, "label_accuracy")),
     ("Members", _members),
     ("Epsilon", _epsilon),
     ("Upload", _ratio("up")),
@@ -471,9 +478,8 @@ COST_COLUMNS: tuple[SummaryColumn, ...] = (
     ("Set-up", _bytes("bytes_setup")),
     ("Peak memory", _bytes("memory_peak")),
     ("Time", _time),
-    ("Encryption", _encryption),
+    ("Encryption adds", _encryption),
     ("Epsilon", _epsilon),
-    ("Labels", _label),
 )
 READING_NOTES = (
     (

@@ -28,7 +28,7 @@ from ppbench.records.figure import grouped
 from ppbench.records.run_files import Origin
 from ppbench.records.schema import Metric, Played, Record, Utility
 from ppbench.report.cap import caps
-from ppbench.report.controls import Check, statuses_of
+from ppbench.report.controls import Check, nothing_to_read, statuses_of
 from ppbench.report.costs import TimesOf, cost_rows
 from ppbench.report.entries import Board
 from ppbench.report.frame import RUNS, Frame, Key, frame_of
@@ -282,6 +282,7 @@ def template(name: str = "page") -> Template:
         "choice_of": choice_of,
         "choice_rule": CHOICE_RULE,
         "metric_of": section_metric,
+        "not_applicable": nothing_to_read,
         "words": LEVEL_WORDS,
         "usable_points": USABLE,
         "weights_words": weights_words,

@@ -332,7 +332,7 @@ class Choice:
 
     least: the usable setting that leaks least, though it may leak; guarded: the best model with a guarantee worth the
     name; alone: training without sending anything; each None where there is none, and all where nothing can be
-    concluded. sentences: what is concluded, and from what.
+    concluded. sentences: what is concluded, then from what.
     """
 
     least: Setting | None
@@ -362,8 +362,9 @@ def choice_of(table: Overview) -> Choice:
     stating = [v for v in sending if stated_epsilon(v) is not None]
     guarded = max((v for v in stating if _is_guarantee(v)), key=lambda v: v.use, default=None)
     least = _least_sentence(tops) if tops else _useless_sentence(sending)
-    others = _guarantee_sentence(stating, guarded), _alone_sentence(alone, guarded, tops), _conclusion(stating, alone)
-    return Choice(next(iter(tops), None), guarded, alone, tuple(filter(None, (least, *others))))
+    others = _guarantee_sentence(stating, guarded), _alone_sentence(alone, guarded, tops)
+    sentences = filter(None, (_conclusion(stating, alone), least, *others))
+    return Choice(next(iter(tops), None), guarded, alone, tuple(sentences))
 
 
 def _reason_for_none(table: Overview) -> str:
