@@ -66,6 +66,8 @@ def linked(home: str) -> Iterator[str]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return a page with links that lead where they lead in the repository."""
     home, uri = in_repository(page.file.src_uri), page.file.src_uri
+    if uri.startswith("leaderboards/"):
+        page.meta["hide"] = ["toc"]  # as `WIDE`: GitHub would show it as text
 
     def led(match: re.Match[str]) -> str:
         there = os.path.relpath(in_site(target(home, match[2])), PurePosixPath(uri).parent)

@@ -65,7 +65,9 @@ def rows_of(markdown):
         [re.findall(r"<t[hd]>(.*?)</t[hd]>", r, re.DOTALL) for r in re.findall(r"<tr>(.*?)</tr>", t, re.DOTALL)]
         for t in tables
     ]
-    return [[[re.sub(r"<br>", " ", cell) for cell in row] for row in table] for table in cells]
+    return [
+        [[re.sub(r"</?strong>", "", re.sub(r"<br>", " ", cell)) for cell in row] for row in table] for table in cells
+    ]
 
 
 # -- what to choose ----------------------------------------------------------------------------------------------------

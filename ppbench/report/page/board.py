@@ -155,6 +155,7 @@ def page_of(store: Store, records: Sequence[Record], problems: list[str], claims
 # -- the summary: one table, each defense at its best usable setting, and what to choose ------------------------------
 Lines = tuple[str, ...]
 """A cell of a table: its figure, and lines of less weight below it; () where nothing was asked or measured."""
+NAME_TITLE = "Defense and setting"
 NO_FIGURE = "\u2013"
 BAR, BAR_END_DB = 12, 60.0
 """Characters of a bar, and the decibels at its end."""
@@ -274,12 +275,17 @@ class BoardSummary:
         return template("summary").render(board=self)
 
 
+def _markdown_cell(title: str, cell: Lines) -> str:
+    lines = [markdown_text(line) for line in cell] or [NO_FIGURE]
+    return "<br>".join([f"**{lines[0]}**", *lines[1:]] if title == NAME_TITLE else lines)
+
+
 def _markdown_table(table: SummaryTable) -> list[str]:
     """Return the lines of a table."""
     lines = [list(table.titles), ["---"] * len(table.titles)]
     for about, rows in table.groups:
         lines += [[f"**{markdown_text(about)}**", *[""] * (len(table.titles) - 1)]] if about else []
-        lines += [["<br>".join(map(markdown_text, cell)) or NO_FIGURE for cell in row] for row in rows]
+        lines += [[_markdown_cell(*pair) for pair in table.pairs(row)] for row in rows]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
@@ -461,7 +467,7 @@ def _bytes(name: str) -> Callable[[SummaryRow], Lines]:
 
 RANK_COLUMN: SummaryColumn = ("Rank", lambda row: (row.rank,) if row.rank else ())
 SUMMARY_COLUMNS: tuple[SummaryColumn, ...] = (
-    ("Defense and setting", _name),
+    (NAME_TITLE, _name),
     ("Accuracy", _accuracy),
     ("Leak, worst case", _leak),
     ("Re-identified", lambda row: _share(row.setting.reidentified, "reidentified")),
@@ -472,7 +478,7 @@ SUMMARY_COLUMNS: tuple[SummaryColumn, ...] = (
     ("Time", _time),
 )
 COST_COLUMNS: tuple[SummaryColumn, ...] = (
-    ("Defense and setting", _name),
+    (NAME_TITLE, _name),
     ("Upload", _bytes("bytes_up")),
     ("Download", _bytes("bytes_down")),
     ("Set-up", _bytes("bytes_setup")),
