@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -269,6 +270,19 @@ def test_names_are_text_in_markdown_and_html(fabricate, tmp_path):
     for page in (html, board.html()):
         assert "<img" not in page and "&lt;img src=x" in page
     assert {len(row) for row in rows_of(board.markdown())[0]} == {6}
+
+
+def test_victims_that_are_kept_stand_on_the_page_and_without_any_there_is_no_picture(fabricate, tmp_path):
+    records = [*controls(fabricate), dp(fabricate, 0.1, 30.0, 0.94), dp(fabricate, 0.1, 20.0, 0.94, defense="spn")]
+    pages = []
+    for name, count in (("without", 0), ("with", 4)):
+        store, images = Store(tmp_path / name), np.linspace(0, 1, 4 * 64, dtype=np.float32).reshape(4, 1, 8, 8)
+        for record in records:
+            store.save(record, tensors={"guess": images, "truth": images} if count else None)
+        pages.append(summary_of(store, name).html())
+    assert "data:image/png" not in pages[0]
+    assert pages[1].count("data:image/png") == 1 and "The first victims of the list, not the best" in pages[1]
+    assert "dp sigma=0.1 (adaptive_dp)" in pages[1]
 
 
 # -- the committed pages -----------------------------------------------------------------------------------------------
