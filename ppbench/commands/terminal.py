@@ -26,7 +26,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import leaks_of
 from ppbench.report.page.boards import ranks_of
 from ppbench.report.page.headline import Answer, answer_of, preliminary_words
-from ppbench.report.page.overview import Overview, choice_of
+from ppbench.report.page.overview import Overview, choices_of
 from ppbench.report.page.trust import Trust
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows, probe_text, upload_rows
 from ppbench.report.setting import Setting
@@ -400,8 +400,9 @@ def swept_report(swept: SweepResult, full: bool = False) -> None:
     say_answer(to, swept.answer)
     for overview in swept.answer.tables:
         to.print(glance(overview, to.width))
-        if len(overview.compared) > 1:  # of one defense the headline says it
-            to.print(f"[bold]If you must choose:[/] {escape(choice_of(overview).words)}\n", highlight=False)
+    for about, words in choices_of(swept.answer.tables):
+        head = f"If you must choose{f' ({about})' if about else ''}:"
+        to.print(f"[bold]{escape(head)}[/] {escape(words)}", highlight=False)
     if full:
         to.print(defense_table(swept.records))
         say_verdict(to, swept.answer.trust, swept.verdict)

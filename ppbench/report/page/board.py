@@ -20,7 +20,6 @@ from ppbench.base.errors import UsageError, count_of
 from ppbench.base.files import locked, write_atomic
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import missing_sentences
-from ppbench.records.figure import grouped
 from ppbench.records.run_files import Origin, origin_of, soundness_of, time_of
 from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store
@@ -35,7 +34,8 @@ from ppbench.report.page.overview import (
     CHOICE_RULE,
     Overview,
     Standing,
-    choice_of,
+    choices_of,
+    distinct_words,
     guarantee_words,
     least_order,
     sends_nothing,
@@ -302,10 +302,10 @@ def summary_of(store: Store, title: str) -> BoardSummary:
         pictures = tuple(strip for table in answer.tables for strip in strips_of(table, album))
     best = [[SummaryRow(r.value, _verdict(r), _rank_words(r.rank)) for r in _ordered(table)] for table in answer.tables]
     every = [[SummaryRow(v, v.verdict) for r in table.rows for v in r.by_control] for table in answer.tables]
-    words = _distinct([table.about for table in answer.tables])
+    words = distinct_words(answer.tables)
     columns = COST_COLUMNS if costs_alone(answer.tables) else SUMMARY_COLUMNS
     shown, whole = _table((RANK_COLUMN, *columns), words, best), _table(columns, words, every)
-    choices = tuple(_choices(words, answer.tables))
+    choices = tuple(choices_of(answer.tables))
     return BoardSummary(title, answer, choices, shown, whole, pictures=pictures, problems=tuple(problems))
 
 
@@ -323,22 +323,6 @@ def _verdict(row: Standing) -> str:
 
 def _rank_words(rank: tuple[int, int] | None) -> str:
     return "" if rank is None else "-".join(dict.fromkeys(map(str, rank)))
-
-
-def _distinct(abouts: Sequence[str]) -> list[str]:
-    """Return of each evaluation the parts that not all have; "" where there is one."""
-    parts = [re.split(r", (?![^(]*\))", about) for about in abouts]
-    shared = set(parts[0]).intersection(*parts[1:]) if parts else set()
-    return [", ".join(one for one in some if one not in shared) for some in parts]
-
-
-def _choices(words: Sequence[str], tables: Sequence[Overview]) -> Iterator[tuple[str, str]]:
-    """Yield what to choose, evaluations of which the same is said together."""
-    chosen = [(about, choice_of(table).words) for about, table in zip(words, tables, strict=True)]
-    by_words = grouped(chosen, lambda pair: pair[1])
-    for text, some in by_words.items():
-        whole = f"All {len(some)} evaluations" if len(some) > 1 else ""
-        yield whole if len(by_words) == 1 else "; ".join(about for about, _ in some), text
 
 
 def _table(

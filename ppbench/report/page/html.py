@@ -50,7 +50,7 @@ from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.headline import answer_from, costs_alone
-from ppbench.report.page.overview import CHOICE_RULE, Overview, Standing, choice_of
+from ppbench.report.page.overview import CHOICE_RULE, Overview, Standing, choices_of
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, Shot, Sprite, profiles
 from ppbench.report.page.sections import Section, batch_of, board_target, cell_table, section_metric, weights_words
 from ppbench.report.words import capitalized, decibels
@@ -279,7 +279,7 @@ def template(name: str = "page") -> Template:
         "attack_of": attack_of,
         "batch_of": batch_of,
         "cell_of": cell_of,
-        "choice_of": choice_of,
+        "choices_of": choices_of,
         "choice_rule": CHOICE_RULE,
         "metric_of": section_metric,
         "not_applicable": nothing_to_read,

@@ -6,6 +6,7 @@ A row shows one control value: the usable one that leaks least (`standing_of`). 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,8 @@ from ppbench.report.setting import SeedValue, Setting, Tone, settings_of
 from ppbench.report.words import evaluation_titles, listed_values
 
 SEEDLESS = tuple(name for name in EVALUATION if name != "seed")
+_PART = re.compile(r", (?![^(]*\))")
+"""Between the parts of an evaluation in words; not inside of parentheses."""
 UNSPLIT = tuple(name for name in SEEDLESS if name != "digest")
 
 
@@ -365,6 +368,21 @@ def choice_of(table: Overview) -> Choice:
     others = _guarantee_sentence(stating, guarded), _alone_sentence(alone, guarded, tops)
     sentences = filter(None, (_conclusion(stating, alone), least, *others))
     return Choice(next(iter(tops), None), guarded, alone, tuple(sentences))
+
+
+def choices_of(tables: Sequence[Overview]) -> list[tuple[str, str]]:
+    """Return what to choose, each paragraph with the evaluations that it is of, "" where there is one."""
+    said = grouped(zip(distinct_words(tables), tables, strict=True), lambda pair: choice_of(pair[1]).words)
+    if len(said) == 1 and len(tables) > 1:
+        return [(f"All {len(tables)} evaluations", words) for words in said]
+    return [("; ".join(about for about, _ in some), words) for words, some in said.items()]
+
+
+def distinct_words(tables: Sequence[Overview]) -> list[str]:
+    """Return of each evaluation the parts of its words that not all have; "" where there is one."""
+    parts = [_PART.split(table.about) for table in tables]
+    shared = set(parts[0]).intersection(*parts[1:]) if parts else set()
+    return [", ".join(one for one in some if one not in shared) for some in parts]
 
 
 def _reason_for_none(table: Overview) -> str:
