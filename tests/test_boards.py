@@ -99,7 +99,7 @@ def test_what_leaks_wherever_its_loss_can_be_borne_is_said_to(fabricate):
     records = [*controls(fabricate), dp(fabricate, 0.1, 30.0, 0.94), dp(fabricate, 1.0, 8.0, 0.3)]
     choice = choice_of(table_of(records))
     assert choice.words.startswith("Every defense leaks wherever one can bear its loss; dp at sigma=0.1 least: rebuilt")
-    assert "No defense here states an epsilon" in choice.words and "Nothing here keeps" not in choice.words
+    assert "No epsilon holds for any defense here" in choice.words and "Nothing here keeps" not in choice.words
 
 
 def withstanding(make, seed=0):
@@ -142,7 +142,7 @@ def test_where_nothing_can_be_concluded_no_setting_is_named(fabricate, records, 
     ("epsilon", "words"),
     [(2.5, "dp at sigma=0.1 keeps accuracy and gives a guarantee"), (10.0, "keeps accuracy and gives a guarantee"),
      (10.5, "None carries a guarantee worth the name; closest is dp at sigma=0.1: no guarantee (epsilon 10)"),
-     (4e4, "no guarantee (epsilon 4e4)"), (None, "No defense here states an epsilon")],
+     (4e4, "no guarantee (epsilon 4e4)"), (None, "No epsilon holds for any defense here")],
 )  # fmt: skip
 def test_an_epsilon_above_ten_is_no_guarantee(fabricate, epsilon, words, tmp_path):
     records = [*controls(fabricate), dp(fabricate, 0.1, 8.0, 0.94, epsilon=epsilon)]
@@ -224,7 +224,15 @@ def test_seeds_are_pooled_into_one_row_per_defense_and_a_setting_stands_once_amo
         records.append(dp(fabricate, 0.2, 30.0 + seed, 0.95, seed, defense="spn"))
     page = board_of(records, tmp_path / "board").markdown()
     best, every = rows_of(page)
-    assert best[0] == ["Rank", "Defense and setting", "Accuracy", "Leak, worst case", "Re-identified", "Upload"]
+    assert best[0] == [
+        "Rank",
+        "Defense and setting",
+        "Accuracy",
+        "Leak, worst case",
+        "Re-identified",
+        "Epsilon",
+        "Upload",
+    ]
     assert [row[1] for row in best[1:]] == ["undefended", "dp sigma=0.1", "spn sigma=0.2"]
     assert [row[0] for row in every[1:]] == [
         "undefended",
@@ -263,13 +271,22 @@ def test_a_board_of_costs_leads_with_costs(fabricate, tmp_path):
     assert best[2][:2] == ["dp sigma=0.1", "7 B 1/143"]
 
 
+def test_why_no_epsilon_holds_is_said_and_a_parameter_of_that_name_is_a_claim(fabricate, tmp_path):
+    records = [*controls(fabricate), dp(fabricate, 3.0, 8.0, 0.94, control="epsilon", reason="it is *bare*")]
+    board = board_of(records, tmp_path / "board")
+    assert board.reasons == (("dp", "it is *bare*"),) and "Why no epsilon holds for 1 defense" in board.html()
+    assert "- dp: it is \\*bare\\*" in board.markdown()
+    assert "(the parameter of dp is a claim), so none carries a guarantee" in board.choices[0][1]
+    assert rows_of(board.markdown())[0][2][rows_of(board.markdown())[0][0].index("Epsilon")] == "none"
+
+
 def test_names_are_text_in_markdown_and_html(fabricate, tmp_path):
     records = [*controls(fabricate), dp(fabricate, 0.1, 8.0, 0.94, defense=EVIL, control="`*_[x](y)|")]
     board = board_of(records, tmp_path / "board")
     html = MarkdownIt("commonmark", {"html": True}).enable("table").render(board.markdown())
     for page in (html, board.html()):
         assert "<img" not in page and "&lt;img src=x" in page
-    assert {len(row) for row in rows_of(board.markdown())[0]} == {6}
+    assert {len(row) for row in rows_of(board.markdown())[0]} == {7}
 
 
 def test_victims_that_are_kept_stand_on_the_page_and_without_any_there_is_no_picture(fabricate, tmp_path):

@@ -400,7 +400,8 @@ def swept_report(swept: SweepResult, full: bool = False) -> None:
     say_answer(to, swept.answer)
     for overview in swept.answer.tables:
         to.print(glance(overview, to.width))
-    for about, words in choices_of(swept.answer.tables):
+    several = any(len(overview.compared) > 1 for overview in swept.answer.tables)  # of one defense the headline says it
+    for about, words in choices_of(swept.answer.tables) if several else ():
         head = f"If you must choose{f' ({about})' if about else ''}:"
         to.print(f"[bold]{escape(head)}[/] {escape(words)}", highlight=False)
     if full:

@@ -39,6 +39,7 @@ from ppbench.report.page.overview import (
     guarantee_words,
     least_order,
     sends_nothing,
+    stated_epsilon,
 )
 from ppbench.report.page.profiles import Album, PaperClaims, Sprite
 from ppbench.report.setting import Setting
@@ -194,7 +195,7 @@ class BoardSummary:
 
     title: its name; answer: its answer; costly: whether it compares costs alone; choices: what to choose, each with the
     evaluations that it is of; best, every: the table of best settings, and that of all; facts, commands: how it was
-    made, by name; pictures: of each evaluation with kept victims;
+    made, by name; reasons: why no epsilon holds, by defense; pictures: of each evaluation with kept victims;
     problems: what could not be read, in sentences.
     """
 
@@ -205,6 +206,7 @@ class BoardSummary:
     every: SummaryTable
     facts: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
+    reasons: tuple[tuple[str, str], ...] = ()
     pictures: tuple[Sprite, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -224,6 +226,11 @@ class BoardSummary:
     def settings(self) -> int:
         """The number of settings, the undefended one included."""
         return sum(len(rows) for _, rows in self.every.groups)
+
+    @property
+    def reasons_heading(self) -> str:
+        """The heading of the list of reasons."""
+        return f"Why no epsilon holds for {count_of(len({name for name, _ in self.reasons}), 'defense')}"
 
     @property
     def folded(self) -> bool:
@@ -246,6 +253,10 @@ class BoardSummary:
         if self.folded:
             head = f'<details markdown="1"><summary>All {self.settings} settings</summary>'
             lines += [head, "", *_markdown_table(self.every), "", "</details>", ""]
+        if self.reasons:
+            head = f'<details markdown="1"><summary>{self.reasons_heading}</summary>'
+            lines += [head, "", *(f"- {markdown_text(f'{name}: {reason}')}" for name, reason in self.reasons)]
+            lines += ["", "</details>", ""]
         if self.facts or self.commands:
             lines += ["## How it was made", ""]
             lines += [f"- {markdown_text(name)}: {markdown_text(fact)}" for name, fact in self.facts.items()]
@@ -306,7 +317,17 @@ def summary_of(store: Store, title: str) -> BoardSummary:
     columns = COST_COLUMNS if costs_alone(answer.tables) else SUMMARY_COLUMNS
     shown, whole = _table((RANK_COLUMN, *columns), words, best), _table(columns, words, every)
     choices = tuple(choices_of(answer.tables))
-    return BoardSummary(title, answer, choices, shown, whole, pictures=pictures, problems=tuple(problems))
+    reasons = _reasons(answer.tables)
+    return BoardSummary(
+        title, answer, choices, shown, whole, reasons=reasons, pictures=pictures, problems=tuple(problems)
+    )
+
+
+def _reasons(tables: Sequence[Overview]) -> tuple[tuple[str, str], ...]:
+    """Return why no epsilon holds, by defense, each reason once."""
+    settings = [v for table in tables for row in table.compared for v in row.grid if not sends_nothing(v)]
+    stated = [(v.entry.defense.id, v.entry.sample.privacy.reason) for v in settings if stated_epsilon(v) is None]
+    return tuple(sorted({(name, reason) for name, reason in stated if reason}))
 
 
 def _ordered(table: Overview) -> list[Standing]:
@@ -362,7 +383,7 @@ def _leak(row: SummaryRow) -> Lines:
         return (verdict, *_outputs(v))
     modality = modality_of(v.entry.sample.config)
     if not modality.decibels:
-        return verdict, modality.brief(metric.value) + _interval(metric, 100, "%")
+        return verdict, modality.brief(metric.value) + _interval(metric, 100)
     filled = round(BAR * min(max(metric.value / BAR_END_DB, 0.0), 1.0))
     blind = () if v.leak is None or v.leak.blind is None else (f"blind guess {v.leak.blind:.1f}",)
     return verdict, "█" * filled + "░" * (BAR - filled), f"{metric.value:.1f} dB{_interval(metric)}", *blind
@@ -377,11 +398,11 @@ def _outputs(setting: Setting) -> Lines:
     return () if error is None or error.value is None else (f"outputs to {error.value:.2%}",)
 
 
-def _interval(metric: Metric, factor: float = 1.0, unit: str = "") -> str:
+def _interval(metric: Metric, factor: float = 1.0) -> str:
     """Return " [17.2, 19.7]", the ends times `factor`; "" without an interval."""
     if metric.low is None or metric.high is None:
         return ""
-    return f" [{factor * metric.low:.1f}, {factor * metric.high:.1f}]{unit}"
+    return f" [{factor * metric.low:.1f}, {factor * metric.high:.1f}]"
 
 
 def _share(record: Measured | None, name: str) -> Lines:
@@ -404,8 +425,10 @@ def _members(row: SummaryRow) -> Lines:
 
 
 def _epsilon(row: SummaryRow) -> Lines:
-    """Return the stated epsilon with its delta, or that it is no guarantee."""
+    """Return the stated epsilon with its delta, or that it is no guarantee, or that there is none."""
     words = guarantee_words(row.setting).removeprefix("epsilon ")
+    if not words and row.setting.entry.role == "compared":
+        return ("not applicable" if sends_nothing(row.setting) else "none",)
     return tuple(re.split(r" at (?=delta)| \((?=epsilon)", words.removesuffix(")"))) if words else ()
 
 

@@ -365,7 +365,7 @@ def choice_of(table: Overview) -> Choice:
     stating = [v for v in sending if stated_epsilon(v) is not None]
     guarded = max((v for v in stating if _is_guarantee(v)), key=lambda v: v.use, default=None)
     least = _least_sentence(tops) if tops else _useless_sentence(sending)
-    others = _guarantee_sentence(stating, guarded), _alone_sentence(alone, guarded, tops)
+    others = _guarantee_sentence(sending, stating, guarded), _alone_sentence(alone, guarded, tops)
     sentences = filter(None, (_conclusion(stating, alone), least, *others))
     return Choice(next(iter(tops), None), guarded, alone, tuple(sentences))
 
@@ -450,10 +450,17 @@ def _undistinguished(tops: Sequence[Setting]) -> str:
     return f" Not told apart from it: {listed(alike)}." if alike else ""
 
 
-def _guarantee_sentence(stating: Sequence[Setting], guarded: Setting | None) -> str:
-    """Return a sentence on guarantees; stating: the settings that state an epsilon."""
+def _claimed_words(settings: Sequence[Setting]) -> str:
+    """Return in parentheses whose parameter is named epsilon, though none holds; "" without any."""
+    controls = {v.entry.defense.id: v.entry.defense.control for v in settings}
+    names = [name for name, control in controls.items() if control is not None and control.name == "epsilon"]
+    return f" (the parameter of {listed(names)} is a claim)" if names else ""
+
+
+def _guarantee_sentence(settings: Sequence[Setting], stating: Sequence[Setting], guarded: Setting | None) -> str:
+    """Return a sentence on guarantees; stating: those of `settings` that state an epsilon."""
     if not stating:
-        return "No defense here states an epsilon, so none carries a guarantee."
+        return f"No epsilon holds for any defense here{_claimed_words(settings)}, so none carries a guarantee."
     if guarded is None:
         closest = min(stating, key=lambda v: (v.refutation is not None, stated_epsilon(v) or 0.0))
         name = setting_words(closest)
