@@ -331,10 +331,15 @@ def _reasons(tables: Sequence[Overview]) -> tuple[tuple[str, str], ...]:
 
 
 def _ordered(table: Overview) -> list[Standing]:
-    """Return the rows: the undefended model, then by rank, then as they leak; costs alone in the order of names."""
+    """Return the rows: the undefended model, by rank, then the usable ones, each as they leak; of costs by name."""
     if not table.questions:
         return list(table.rows)
-    return sorted(table.rows, key=lambda r: (r.none is not None, r.rank is None, r.rank or (), least_order(r.value)))
+    return sorted(table.rows, key=_row_place)
+
+
+def _row_place(row: Standing) -> tuple[object, ...]:
+    none, useless = row.value.entry.defense.id != "none", row.value.usable is False
+    return none, row.rank is None, row.rank or (), useless, least_order(row.value)
 
 
 def _verdict(row: Standing) -> str:
