@@ -5,7 +5,8 @@ FOLDER holds data/cifar10, data/mnist (parquet) and data/bank-marketing.csv.gz. 
 run goes on; leaderboards/results/NAME gets records.zip, worst_case.csv and manifest.toml, and keeps the seeds that it
 has of the same state of the suite, computed here or on another machine. What `ppbench baseline accept` refuses is not
 published. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
-time) no other is begun. --grown: published seeds too, of a suite that lists more defenses than it did.
+time) no other is begun. --grown: published seeds too, of a suite that lists more defenses than it did. Afterwards
+`python docs/make_boards.py` writes the boards' pages.
 """
 
 from __future__ import annotations

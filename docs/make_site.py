@@ -66,6 +66,8 @@ def linked(home: str) -> Iterator[str]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return a page with links that lead where they lead in the repository."""
     home, uri = in_repository(page.file.src_uri), page.file.src_uri
+    if uri.startswith("leaderboards/"):
+        page.meta["hide"] = ["toc"]  # as `WIDE`: GitHub would show it as text
 
     def led(match: re.Match[str]) -> str:
         there = os.path.relpath(in_site(target(home, match[2])), PurePosixPath(uri).parent)
@@ -181,32 +183,15 @@ def boards() -> str:
     """Return the gallery: pages in pictures, and what was run for each board that is kept in the repository."""
     parts = ["# Boards\n\nWhat a run gives: a page that is one file, here in pictures, and tables.\n"]
     parts += [f"![{title}](images/{file})\n\n*{title}*\n" for title, file in IMAGES.items()]
-    parts.append("Results that the project has produced itself; [how to open them](leaderboards/README.md).\n")
+    parts.append(
+        "Results that the project has produced itself, each with its page; [what they say](leaderboards/README.md).\n"
+    )
     manifests = sorted((ROOT / "leaderboards" / "results").glob("*/manifest.toml"))
     if not manifests:
         raise PluginError("leaderboards/results holds no manifest: the gallery would be empty")
+    rows = []
     for manifest in manifests:
-        facts = tomllib.loads(manifest.read_text(encoding="utf-8"))
-        rows = [[name.replace("_", " "), f"`{value}`"] for name, value in facts.items() if isinstance(value, str | int)]
-        parts.append(f"## {manifest.parent.name}\n\n{table(['', ''], rows)}\n{worst(manifest.parent)}")
-    return "\n".join(parts)
-
-
-def worst(folder: Path) -> str:
-    """Return the settings of one folder of results, each with the first board's figures; "" where it keeps none."""
-    import pandas
-
-    file = folder / "worst_case.csv"
-    if not file.exists():
-        return ""
-    frame = pandas.read_csv(file)
-    keys = ["dataset", "model", "threat_model", "stage", "batch_size"]
-    board = frame.merge(frame[keys].head(1), on=keys)
-    columns = {"defense": "Defense", "control": "Parameter", "control_value": "Value", "accuracy": "Accuracy"}
-    columns |= {
-        "worst": "Strongest attack",
-        "worst_psnr_median": "Median PSNR, dB",
-        "plain_psnr_median": "by a plain attack, dB",
-    }
-    there = {name: title for name, title in columns.items() if name in board}
-    return table(there.values(), board[list(there)].rename(columns=there).round(3).fillna("").to_numpy().tolist())
+        facts, name = tomllib.loads(manifest.read_text(encoding="utf-8")), manifest.parent.name
+        seeds = ", ".join(map(str, facts["seeds"]))
+        rows.append([f"[{name}](leaderboards/boards/{name}.md)", f"`{facts['command']}`", facts["cells"], seeds])
+    return "\n".join([*parts, table(["Board", "Command", "Cells", "Seeds"], rows)])

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -266,6 +267,23 @@ def test_nothing_serious_stands_in_the_way_of_whoever_reads(browser, board, widt
         page.add_style_tag(content="h1 { color: #ccc; background: #ddd }")
         failures = axe.Axe().run(page, "h1", {"runOnly": ["color-contrast"]}).response["violations"]
         assert any(one["id"] == "color-contrast" for one in failures), "this test can fail"
+
+
+SHORT_PAGES = Path(__file__).parents[1] / "leaderboards" / "pages"
+
+
+@pytest.mark.skipif(not SHORT_PAGES.is_dir(), reason="the boards' pages are not here")
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), pytest.param(1400, "dark", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["cost", pytest.param("cifar10-dlnet-two-cores", marks=pytest.mark.nightly)])
+def test_the_short_page_of_a_board_is_one_that_anybody_can_read(browser, name, width, scheme):
+    """It asks for nothing, runs no script, does not scroll sideways, and axe has nothing serious to say."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    about = dict(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    with shown(browser, SHORT_PAGES / f"{name}.html", **about) as (page, _):
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        failures = axe.Axe().run(page).response["violations"]
+        assert not {one["id"] for one in failures if one["impact"] in ("serious", "critical")}
 
 
 def test_line_and_pictures_stand_on_the_first_screen_and_enlarge_and_too_great_losses_are_folded(browser, board):

@@ -40,7 +40,8 @@ def test_no_guarantee_bounds_nothing_and_a_perfect_one_leaves_chance():
 
 @pytest.mark.parametrize(
     ("epsilon", "words"),
-    [(0.5, "0.5"), (12.3456, "12.3"), (49.9, "49.9"), (50.0, "no guarantee (epsilon 5e1)"),
+    [(0.5, "0.5"), (9.8765, "9.88"), (10.0, "10"), (10.04, "no guarantee (epsilon 10)"),
+     (49.9, "no guarantee (epsilon 50)"), (999.0, "no guarantee (epsilon 999)"),
      (42_187.0, "no guarantee (epsilon 4e4)"), (6.28e6, "no guarantee (epsilon 6e6)"),
      (1e12, "no guarantee (epsilon 1e12)")],
 )  # fmt: skip

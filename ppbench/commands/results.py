@@ -18,15 +18,26 @@ def leaderboard(
     out: Annotated[
         Path | None, typer.Option(help="For an archive: the new folder to unpack it into, and draw.")
     ] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="Write only a short page, one table: to FILE.md or FILE.html.")
+    ] = None,
 ) -> None:
     """Rebuild leaderboard.csv, worst_case.csv, leaderboard.html and the figures from the records in FOLDER.
 
     leaderboard.csv has one row per cell and always the same columns; worst_case.csv one row per defense and control
     value on the boards of reconstruction, without empty columns. docs/columns.md explains every column, and
-    ppbench.load reads FOLDER into pandas.
+    ppbench.load reads FOLDER into pandas. --summary shows each defense at its best usable setting, and what to choose.
 
     Exit code 0: all records are on the board; 1: some could not be read (named on the page and stderr); 2: none could.
     """
+    if summary is not None:
+        _summarized(folder, out, summary)
+    else:
+        _drawn(folder, out)
+
+
+def _drawn(folder: Path, out: Path | None) -> None:
+    """Draw the board of a folder, or of an archive in the folder `out`."""
     from ppbench.base.files import kind_of
     from ppbench.claims.check import PAPER_CLAIMS
     from ppbench.records.archive import unpack_archive
@@ -47,6 +58,23 @@ def leaderboard(
     if written.figures:
         typer.echo(f"{len(written.figures)} figures in {written.figures[0].parent}")
     if damaged or written.problems:
+        raise typer.Exit(Exit.FOUND)
+
+
+def _summarized(folder: Path, out: Path | None, target: Path) -> None:
+    """Write the summary of a folder or an archive."""
+    from ppbench.base.files import write_output
+    from ppbench.records.store import open_results
+    from ppbench.report.page.board import summary_of
+
+    if out is not None or target.suffix not in (".md", ".html"):
+        raise UsageError(f"{target}: --summary is a file that ends with .md or .html, without --out.")
+    board = summary_of(open_results(folder), folder.resolve().name)
+    for problem in board.problems:
+        typer.echo(f"warning: {problem}", err=True)
+    write_output(target, (board.markdown() if target.suffix == ".md" else board.html()).encode())
+    typer.echo(str(target))
+    if board.problems:
         raise typer.Exit(Exit.FOUND)
 
 

@@ -26,7 +26,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import leaks_of
 from ppbench.report.page.boards import ranks_of
 from ppbench.report.page.headline import Answer, answer_of, preliminary_words
-from ppbench.report.page.overview import Overview
+from ppbench.report.page.overview import Overview, choices_of
 from ppbench.report.page.trust import Trust
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows, probe_text, upload_rows
 from ppbench.report.setting import Setting
@@ -88,16 +88,26 @@ def glance(overview: Overview, width: int) -> Table:
         ("epsilon", lambda v: v.epsilon or "-"),
         ("upload", _ratio),
     ]
+    if not overview.questions:
+        columns = [
+            ("upload", _ratio),
+            ("download", lambda v: _ratio(v, "down")),
+            ("memory", lambda v: _ratio(v, "memory")),
+            ("time", _time),
+            ("epsilon", lambda v: v.epsilon or "-"),
+        ]
     room = 2 if width < NARROW else 5 if width < WIDE else len(columns)
     columns, others = columns[:room], columns[room:]
-    names = ["setting" if single else "defense", "verdict", *(name for name, _ in columns)]
-    table = plain_table(names, wrapped=names[:2])
-    for column, least in zip(table.columns, (14, 12), strict=False):
+    heads = ["setting" if single else "defense", *(["verdict"] if overview.questions else [])]
+    names = [*heads, *(name for name, _ in columns)]
+    table = plain_table(names, wrapped=heads)
+    for column, least in zip(table.columns[: len(heads)], (14, 12), strict=False):
         column.min_width = least
     for row in overview.rows:
         for v in row.by_control if single else [row.value]:
             verdict = v.verdict if single and v.entry.role == "compared" else row.verdict
-            table.add_row(escape(_setting(v, single)), escape(verdict), *(cell(v) for _, cell in columns))
+            words = (escape(_setting(v, single)), escape(verdict))[: len(heads)]
+            table.add_row(*words, *(cell(v) for _, cell in columns))
     shown = [v for row in overview.rows for v in (row.by_control if single else [row.value])]
     if absent := [name for name, cell in others if any(cell(v) != "-" for v in shown)]:
         table.caption, table.caption_justify = f"{WIDER} {', '.join(absent)}", "left"
@@ -131,9 +141,17 @@ def _share(record: Measured | None, name: str) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _ratio(v: Setting) -> str:
-    up = None if v.shown.cost is None else v.shown.cost.ratios.up
-    return "-" if up is None else f"{up:.2f}x"
+def _ratio(v: Setting, name: str = "up") -> str:
+    """Return a ratio of costs to the undefended client's; one below 0.01 as "1/138"."""
+    ratio = None if v.shown.cost is None else getattr(v.shown.cost.ratios, name)
+    if ratio is None or 0 < ratio < 0.01:
+        return "-" if ratio is None else f"1/{1 / ratio:,.0f}"
+    return f"{ratio:.2f}x"
+
+
+def _time(v: Setting) -> str:
+    time = None if v.shown.cost is None else v.shown.cost.time
+    return "-" if time is None else f"{time.ratio:.2f}x"
 
 
 # -- Output while an evaluation runs: its progress, and the first answer as soon as it is known --
@@ -390,6 +408,10 @@ def swept_report(swept: SweepResult, full: bool = False) -> None:
     say_answer(to, swept.answer)
     for overview in swept.answer.tables:
         to.print(glance(overview, to.width))
+    several = any(len(overview.compared) > 1 for overview in swept.answer.tables)  # of one defense the headline says it
+    for about, words in choices_of(swept.answer.tables) if several else ():
+        head = f"If you must choose{f' ({about})' if about else ''}:"
+        to.print(f"[bold]{escape(head)}[/] {escape(words)}", highlight=False)
     if full:
         to.print(defense_table(swept.records))
         say_verdict(to, swept.answer.trust, swept.verdict)

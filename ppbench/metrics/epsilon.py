@@ -13,8 +13,11 @@ from ppbench.metrics.intervals import CONFIDENCE, Estimate, Interval, unsupporte
 
 # -- Bounds on an attacker's success under (epsilon, delta)-differential privacy --
 
-VACUOUS = 50.0
-"""Epsilon from which a guarantee is void: at e^50 an attacker may single out one example of 10^21."""
+VACUOUS = 10.0
+"""Largest epsilon of a guarantee worth the name: beyond e^10 = 22,026 times the odds, an attacker who was at even odds
+may be right 99.995 % of the time."""
+BOUNDLESS = 50.0
+"""Epsilon from which no probability is bounded: at e^50 an attacker may single out one example of 10^21."""
 
 
 def success_bound(chance: float, epsilon: float, delta: float) -> float:
@@ -26,7 +29,7 @@ def success_bound(chance: float, epsilon: float, delta: float) -> float:
     priors at most p, the sum over i and j gives (1 - p) s <= e^eps p (1 - s) + delta, thus s <= (e^eps p + delta) /
     (e^eps p + 1 - p).
     """
-    if epsilon >= VACUOUS:
+    if epsilon >= BOUNDLESS:
         return 1.0
     odds = math.exp(2 * epsilon) * chance
     slack = (1 + math.exp(epsilon)) * delta
@@ -34,9 +37,11 @@ def success_bound(chance: float, epsilon: float, delta: float) -> float:
 
 
 def epsilon_words(epsilon: float) -> str:
-    """Return an epsilon for print: "1.3", or "no guarantee (epsilon 4e4)" from `VACUOUS` on."""
-    if epsilon < VACUOUS:
+    """Return an epsilon for print: "1.3", above `VACUOUS` "no guarantee (epsilon 20)", "no guarantee (epsilon 4e4)"."""
+    if epsilon <= VACUOUS:
         return f"{epsilon:.3g}"
+    if epsilon < 1000:
+        return f"no guarantee (epsilon {epsilon:.0f})"
     return f"no guarantee (epsilon {epsilon:.0e})".replace("e+0", "e").replace("e+", "e")
 
 

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, make_folder, read_regular, unwritable, write_atomic
+from ppbench.records.archive import Files, Folder
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo, Record, Scalar, Strict
 from ppbench.records.scores import Amount, AtLeastOne, Count
 from ppbench.records.store import TIMES_FOLDER, Store, canonical_json
@@ -283,12 +284,17 @@ def save_time(out: Path, training: str, time: ClientTime) -> None:
     write_atomic(make_folder(out / TIMES_FOLDER) / f"{training}.json", canonical_json(time))
 
 
-def time_of(out: Path, record: Record) -> ClientTime | None:
-    """Return the client time of a record's training, or None; UsageError: the file holds something else."""
-    path = out / TIMES_FOLDER / f"{training_of(record)}.json"
+def time_of(out: Path | Files, record: Record) -> ClientTime | None:
+    """Return the client time of a record's training, or None; UsageError: the file holds something else.
+
+    out: the folder of results, or the files of a folder or an archive.
+    """
+    files, name = Folder(out) if isinstance(out, Path) else out, f"{TIMES_FOLDER}/{training_of(record)}.json"
     try:
-        return ClientTime.model_validate_json(read_regular(path), strict=True)
+        return ClientTime.model_validate_json(files.read(name), strict=True)
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as cause:
-        raise UsageError(f"{path} holds no times of a client; delete it, the page does without.") from cause
+        raise UsageError(
+            f"{files.path / name} holds no times of a client; delete it, the page does without."
+        ) from cause

@@ -302,32 +302,43 @@ def _order(entry: Entry, name: str) -> tuple[int, float, str, float]:
 
 
 # -- ranks: the least leaking first; rows whose intervals overlap share them -----------------------------------------
-def _span(entry: Entry, name: str) -> tuple[float, float] | None:
-    """Return the interval of a row's worst case such that larger leaks more, or None where the row is not ranked."""
-    metric = _headline(entry, name)
-    if metric is None or metric.low is None or metric.high is None or UNRANKED & {b.text for b in entry.badges}:
+Span = tuple[float, float]
+"""The interval of a figure, turned such that larger leaks more."""
+
+
+def leak_span(metric: Metric | None) -> Span | None:
+    """Return the interval of a figure such that larger leaks more; None where it has none."""
+    if metric is None or metric.low is None or metric.high is None:
         return None
     return (-metric.high, -metric.low) if metric.higher_is_safer else (metric.low, metric.high)
 
 
-def _ranked(entries: Sequence[Entry], name: str) -> list[Entry]:
-    """Return the entries with rank intervals: two rows whose intervals overlap are not separated.
+def rank_intervals(spans: Sequence[Span | None], blind: Sequence[bool]) -> list[tuple[int, int] | None]:
+    """Return first and last rank of each row, None where it is not ranked (its span is None).
 
     Rows no better than a blind guess are one tie: how far they stay below it does not matter for privacy.
     """
-    own_spans = {id(entry): span for entry in entries if (span := _span(entry, name)) is not None}
-    blind = [id(e) for e in entries if e.leak is not None and e.leak.level == "blind" and id(e) in own_spans]
-    if blind:
-        tie = min(own_spans[one][0] for one in blind), max(own_spans[one][1] for one in blind)
-        own_spans |= dict.fromkeys(blind, tie)
-    spans, ranked = list(own_spans.values()), []
-    for entry in entries:
-        if (own := own_spans.get(id(entry))) is not None:
-            first = 1 + sum(other[1] < own[0] for other in spans)
-            last = len(spans) - sum(other[0] > own[1] for other in spans)
-            entry = replace(entry, rank_low=first, rank_high=last)
-        ranked.append(entry)
-    return ranked
+    tied = [span for span, one in zip(spans, blind, strict=True) if one and span is not None]
+    if tied:
+        tie = min(low for low, _ in tied), max(high for _, high in tied)
+        spans = [tie if one and span is not None else span for span, one in zip(spans, blind, strict=True)]
+    known = [span for span in spans if span is not None]
+    return [
+        None
+        if own is None
+        else (1 + sum(other[1] < own[0] for other in known), len(known) - sum(other[0] > own[1] for other in known))
+        for own in spans
+    ]
+
+
+def _ranked(entries: Sequence[Entry], name: str) -> list[Entry]:
+    """Return the entries with rank intervals: two rows whose intervals overlap are not separated."""
+    spans = [None if UNRANKED & {b.text for b in e.badges} else leak_span(_headline(e, name)) for e in entries]
+    ranks = rank_intervals(spans, [e.leak is not None and e.leak.level == "blind" for e in entries])
+    return [
+        entry if ends is None else replace(entry, rank_low=ends[0], rank_high=ends[1])
+        for entry, ends in zip(entries, ranks, strict=True)
+    ]
 
 
 # -- controls: whether the ranks of a board mean something ------------------------------------------------------------

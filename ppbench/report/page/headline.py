@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppbench.base.errors import count_of, listed
-from ppbench.records.figure import best, grouped, leakage_value
+from ppbench.records.figure import grouped, leakage_value
 from ppbench.records.schema import Record
 from ppbench.report.controls import Check, value
 from ppbench.report.costs import CostRow, TimesOf, cost_rows
@@ -16,7 +16,16 @@ from ppbench.report.frame import frame_of
 from ppbench.report.leak import LEVEL_WORDS, SEVERITY
 from ppbench.report.learning import USABLE, learning_of
 from ppbench.report.page.boards import JudgedEvaluation, boards_of, judged_evaluations, no_claims
-from ppbench.report.page.overview import Overview, Standing, overviews
+from ppbench.report.page.overview import (
+    Overview,
+    Standing,
+    amount_words,
+    choice_of,
+    control_words,
+    figures_words,
+    overviews,
+    recovered_words,
+)
 from ppbench.report.page.trust import Trust, trust_of
 from ppbench.report.setting import RECOVERED, Setting, Tone, reason_of
 from ppbench.report.words import capitalized
@@ -65,7 +74,8 @@ class HeadlineRow:
             return "refuted"
         if setting.judgement.seeds < setting.seeds:
             return "partly"
-        return "exposed" if self.table.unlearned else "fall"
+        known = not self.table.unlearned and any(v.usable is not None for v in self.standing.grid)
+        return "fall" if known else "exposed"
 
 
 def headline_of(tables: Sequence[Overview], trust: Trust) -> Headline:
@@ -110,7 +120,7 @@ def _one(row: HeadlineRow) -> Headline:
         return Headline(f"{name} has no usable setting: {_why_useless(row)}{_others(row)}{_recovered(row)}.", "warning")
     if fate == "refuted":
         assert setting.refutation is not None  # implied by the fate
-        return Headline(f"{name} is refuted{where}: {setting.refutation.words}{_beside(setting)}{end}", "error")
+        return Headline(f"{name} is refuted{where}: {setting.refutation.words}{recovered_words(setting)}{end}", "error")
     if fate == "unlearned":
         words = f"{name}: inconclusive, because {row.table.unlearned}; no setting can be called usable"
         return Headline(f"{words}{_others(row)}{_recovered(row)}. {row.table.advice}", "warning")
@@ -118,18 +128,20 @@ def _one(row: HeadlineRow) -> Headline:
         return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
     if fate in ("fall", "exposed", "partly"):
         refuted = "; its epsilon is refuted" if setting.refutation else ""
-        words = f"{name} falls{_in_seeds(setting)}{_everywhere(row)}: {leak.noun} {leak.level}{_figures(setting)}"
+        words = f"{name} falls{_in_seeds(setting)}{_everywhere(row)}: {leak.noun} {leak.level}{figures_words(setting)}"
         named = where if _everywhere(row) and row.setting not in _everywhere(row) else ""
-        return Headline(f"{words}{named}{_beside(setting)}{refuted}{_others(row)}{end}", "error")
+        return Headline(f"{words}{named}{recovered_words(setting)}{refuted}{_others(row)}{end}", "error")
     if fate == "stand":
         words = f"{name} stands{where}{_in_seeds(setting)} against the attacks tried here"
         untested = "; untested against an aware attacker" if leak.untested else ""
-        seen = f"{leak.noun} no better than blind{_figures(setting)}{_beside(setting)}"
+        seen = f"{leak.noun} no better than blind{figures_words(setting)}{recovered_words(setting)}"
         return Headline(f"{words}: {seen}{untested}{_others(row)}{_recovered_elsewhere(row)}.", row.standing.tone)
     if setting.judgement.verdict.startswith("inconclusive"):
         words = f"it stands in {setting.judgement.seeds} of {setting.seeds} seeds{_others(row)}{_recovered(row)}"
         return Headline(f"{name}: inconclusive{where}, because {words}.", "warning")
-    seen = f"{reason_of(leak)}{_figures(setting)}{_beside(setting)}{_others(row)}{_recovered_elsewhere(row)}"
+    seen = (
+        f"{reason_of(leak)}{figures_words(setting)}{recovered_words(setting)}{_others(row)}{_recovered_elsewhere(row)}"
+    )
     return Headline(f"{name} is undecided{where}: {seen}.", "warning")
 
 
@@ -161,9 +173,9 @@ def _others(row: HeadlineRow) -> str:
         assert worst.leak is not None
         at = f" at {len(shown)} of {number} settings" if number > 1 else ""
         if not own:
-            words = f"; {worst.leak.noun} are {worst.leak.level}{_amount_words(worst)}{at}"
+            words = f"; {worst.leak.noun} are {worst.leak.level}{amount_words(worst)}{at}"
         elif _is_far_worse(worst, setting):
-            words = f" ({worst.leak.level}{_amount_words(worst)} at {_control(worst)})"
+            words = f" ({worst.leak.level}{amount_words(worst)} at {control_words(worst)})"
     elif others and not own:
         words = f"; {len(others)} of {count_of(number, 'setting')} leak something"
     useless = sum(v.usable is False for v in grid)
@@ -179,18 +191,6 @@ def _is_far_worse(one: Setting, other: Setting) -> bool:
     if one.metric is None or other.metric is None or one.leak.level != other.leak.level:
         return SEVERITY[one.leak.level] > SEVERITY[other.leak.level]
     return one.leak.everybody.modality.far_worse(one.metric.value or 0.0, other.metric.value or 0.0)
-
-
-def _control(setting: Setting) -> str:
-    return setting.entry.control.replace(" = ", "=")
-
-
-def _amount_words(setting: Setting) -> str:
-    """Return " at 46 dB", for table rows " within 2%" where they are rebuilt, else " (relative error 30%)"."""
-    metric = setting.metric
-    if metric is None or metric.value is None or setting.leak is None:
-        return ""
-    return setting.leak.everybody.modality.beside(metric.value, setting.leak.level == "rebuilt")
 
 
 def _why_useless(row: HeadlineRow) -> str:
@@ -226,24 +226,6 @@ def _in_seeds(setting: Setting) -> str:
     return f" in {_all(setting.seeds)} seeds" if count == setting.seeds else f" in {count} of {setting.seeds} seeds"
 
 
-def _figures(setting: Setting) -> str:
-    """Return " at 46 dB (undefended 89, blind 11)"; for table rows the relative error."""
-    words = _amount_words(setting)
-    if not words or setting.leak is None or setting.metric is None or not setting.leak.everybody.modality.decibels:
-        return words
-    pairs = (("undefended", None if setting.beside is None else setting.beside.value), ("blind", setting.leak.blind))
-    beside = ", ".join(f"{what} {number:.0f}" for what, number in pairs if number)
-    return f"{words} ({beside})" if beside else words
-
-
-def _beside(setting: Setting) -> str:
-    """Return what is recovered beside inputs: ", 90% of labels, members"."""
-    share = None if setting.labels is None else value(best([setting.labels], "label_accuracy"), "label_accuracy")
-    return "".join(
-        f", {share:.0%} of labels" if word == "labels" and share else f", {word}" for word in setting.recovered
-    )
-
-
 def _recovered_elsewhere(row: HeadlineRow) -> str:
     """Return `_recovered(row)` if another setting gives something that the headline's setting does not, else ""."""
     own = {*row.standing.value.recovered}
@@ -257,7 +239,7 @@ def _recovered(row: HeadlineRow) -> str:
         return ""
     most = max(giving, key=lambda v: value(v.labels, "label_accuracy") or 0.0)
     at = f" at {len(giving)} of {len(row.standing.grid)} settings" if len(row.standing.grid) > 1 else ""
-    return f"; recovered: {_beside(most).removeprefix(', ')}{at}"
+    return f"; recovered: {recovered_words(most).removeprefix(', ')}{at}"
 
 
 # -- before anything is trained ----------------------------------------------------------------------------------------
@@ -292,8 +274,10 @@ def _at_level(settings: Sequence[Setting], number: int) -> str:
     worst = max(settings, key=lambda v: leakage_value(v.metric))
     assert worst.leak is not None
     at = _at(len(settings), number)
-    figures = _figures(worst) if worst.leak.falls else ""
-    return f"{LEVEL_WORDS[worst.leak.level]}{at}" + (f",{figures} at {_control(worst)}" if figures and at else figures)
+    figures = figures_words(worst) if worst.leak.falls else ""
+    return f"{LEVEL_WORDS[worst.leak.level]}{at}" + (
+        f",{figures} at {control_words(worst)}" if figures and at else figures
+    )
 
 
 # -- several ---------------------------------------------------------------------------------------------------------
@@ -409,6 +393,7 @@ class Answer:
             "headline": self.headline.words,
             "tone": self.headline.tone,
             "settings": [setting.as_dict() for row in rows for setting in row.by_control],
+            "choices": [{"about": table.about} | choice_of(table).as_dict() for table in self.tables],
             "reliability": self.trust.as_dict(),
         }
 

@@ -28,7 +28,7 @@ from ppbench.records.figure import grouped
 from ppbench.records.run_files import Origin
 from ppbench.records.schema import Metric, Played, Record, Utility
 from ppbench.report.cap import caps
-from ppbench.report.controls import Check, statuses_of
+from ppbench.report.controls import Check, nothing_to_read, statuses_of
 from ppbench.report.costs import TimesOf, cost_rows
 from ppbench.report.entries import Board
 from ppbench.report.frame import RUNS, Frame, Key, frame_of
@@ -50,7 +50,7 @@ from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.headline import answer_from, costs_alone
-from ppbench.report.page.overview import Overview, Standing
+from ppbench.report.page.overview import CHOICE_RULE, Overview, Standing, choices_of
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, Shot, Sprite, profiles
 from ppbench.report.page.sections import Section, batch_of, board_target, cell_table, section_metric, weights_words
 from ppbench.report.words import capitalized, decibels
@@ -265,9 +265,9 @@ def assets() -> Assets:
     return Assets(tuple(map(Markup, scripts)), tuple(map(script_digest, scripts)), Markup(f"{style}\n{own}"))
 
 
-@lru_cache(maxsize=1)
-def template() -> Template:
-    """Return the page's template with its functions and assets, compiled once per process."""
+@lru_cache(maxsize=2)
+def template(name: str = "page") -> Template:
+    """Return a template, "page" or "summary", with its functions and assets, compiled once per process."""
     environment = Environment(
         loader=FileSystemLoader(PAGE_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -279,12 +279,15 @@ def template() -> Template:
         "attack_of": attack_of,
         "batch_of": batch_of,
         "cell_of": cell_of,
+        "choices_of": choices_of,
+        "choice_rule": CHOICE_RULE,
         "metric_of": section_metric,
+        "not_applicable": nothing_to_read,
         "words": LEVEL_WORDS,
         "usable_points": USABLE,
         "weights_words": weights_words,
     }
-    return environment.get_template("page.html.j2")
+    return environment.get_template(f"{name}.html.j2")
 
 
 # -- figures as the page shows them ----------------------------------------------------------------------------------

@@ -1,41 +1,61 @@
 """The head of a page: a table for each evaluation with all its seeds, one row per defense, a verdict in a few words.
 
-A row shows one control value: the usable one that leaks least. How a setting is judged: `ppbench.report.setting`.
+A row shows one control value: the usable one that leaks least (`standing_of`). How a setting is judged:
+`ppbench.report.setting`. `choice_of` says what to choose, if one must.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ppbench.base.errors import listed
+from ppbench.metrics.epsilon import VACUOUS, epsilon_words
 from ppbench.metrics.modality import Modality, modality_of
 from ppbench.questions.base import question_of
-from ppbench.records.figure import grouped, leakage_value
-from ppbench.report.controls import Check, probe_words, rebuilding
+from ppbench.records.figure import best, grouped, leakage_value
+from ppbench.records.schema import Utility
+from ppbench.report.controls import Check, probe_words, rebuilding, value
 from ppbench.report.costs import CostRow
 from ppbench.report.entries import Board, Entry
 from ppbench.report.findings import Finding, findings_of
 from ppbench.report.frame import EVALUATION, TRAINED, Key, key_of
 from ppbench.report.leak import SEVERITY
-from ppbench.report.learning import advice, learning_of
-from ppbench.report.page.boards import JudgedEvaluation, checks_of
+from ppbench.report.learning import USABLE, advice, learning_of
+from ppbench.report.page.boards import COSTLY, UNRANKED, JudgedEvaluation, checks_of, leak_span, rank_intervals
 from ppbench.report.page.sections import weights_words
 from ppbench.report.setting import SeedValue, Setting, Tone, settings_of
 from ppbench.report.words import evaluation_titles, listed_values
 
 SEEDLESS = tuple(name for name in EVALUATION if name != "seed")
+_PART = re.compile(r", (?![^(]*\))")
+"""Between the parts of an evaluation in words; not inside of parentheses."""
 UNSPLIT = tuple(name for name in SEEDLESS if name != "digest")
+
+
+BEST_RULE = (
+    f"A row shows the setting that leaks least of the usable ones, which lose at most {USABLE:g} points and at most "
+    "half of what was learned; without any, of all. First comes what withstands in every seed, then what is undecided, "
+    "then what leaks; of equals the milder level, then what gives away fewest other things, then least to unaware "
+    "attackers."
+)
+"""The rule of `standing_of`, for whoever reads a table."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One row. value: the setting shown; grid: all settings, best models first; none: the undefended model, or None."""
+    """One row. value: the setting shown; grid: all settings, best models first; none: the undefended model, or None.
+
+    rank: first and last rank among the rows, seeds pooled; None where it is not ranked.
+    """
 
     value: Setting
     grid: tuple[Setting, ...]
     none: Setting | None
     verdict: str
     tone: Tone
+    rank: tuple[int, int] | None = None
 
     @property
     def by_control(self) -> tuple[Setting, ...]:
@@ -60,7 +80,7 @@ def standing_of(grid: Sequence[Setting], none: Setting | None) -> Standing:
     """
     ordered = sorted(grid, key=lambda v: (-v.use, v.entry.name))
     usable = [v for v in ordered if v.usable is not False]
-    value = min(usable or ordered, key=_leaking)
+    value = min(usable or ordered, key=leaking_order)
     verdict, tone = value.judgement.verdict, value.judgement.tone
     if not usable and value.judgement.fate is not None:
         verdict, tone = f"no usable setting; {verdict}", "warning"
@@ -74,7 +94,8 @@ def undefended(none: Setting) -> Standing:
     return Standing(none, (none,), None, "undefended", "info")
 
 
-def _leaking(setting: Setting) -> tuple[int, int, bool, int, float]:
+def leaking_order(setting: Setting) -> tuple[int, int, bool, int, float]:
+    """Return the order in which settings leak: what stands first, what falls last; then by what is seen and given."""
     order = ("stands", "undecided", None, "falls").index(setting.judgement.fate)
     if setting.leak is None:
         return order, 0, setting.lacking, len(setting.recovered), 0.0
@@ -205,5 +226,291 @@ def _overview(
     worst = [v.worst for row in table for setting in row.grid for v in setting.values if v.worst is not None]
     scenes = dict.fromkeys(f"batch {case.config.batch_size}, {weights_words(key_of(case.config))}" for case in worst)
     headline = rebuilding(worst[0]) if worst else ""
+    if len(sound) == len(seeds):
+        table = _with_ranks(table)
     federation = rows[0].sample.config.federation
     return Overview(about, checks_of(seeds), bool(sound), headline, " or ".join(scenes), table, advice(federation))
+
+
+def _with_ranks(rows: Sequence[Standing]) -> tuple[Standing, ...]:
+    """Return the rows with their ranks by the figures shown, the rule of boards; seeds are pooled in the settings."""
+    shown = [row.value for row in rows]
+    spans = [leak_span(v.metric) if v.usable and not _unranked(v) else None for v in shown]
+    ranks = rank_intervals(spans, [v.leak is not None and v.leak.level == "blind" for v in shown])
+    return tuple(replace(row, rank=rank) for row, rank in zip(rows, ranks, strict=True))
+
+
+def _unranked(setting: Setting) -> bool:
+    """Return whether a remark keeps a setting from ranks at some seed; usability is judged over all of them."""
+    return bool({badge.text for v in setting.values for badge in v.entry.badges} & (UNRANKED - {COSTLY}))
+
+
+# -- a setting in words ------------------------------------------------------------------------------------------------
+def control_words(setting: Setting) -> str:
+    """Return the control parameter and its value, as "sigma=1"; "" without any."""
+    return setting.entry.control.replace(" = ", "=")
+
+
+def amount_words(setting: Setting) -> str:
+    """Return " at 46 dB", for table rows " within 2%" where they are rebuilt, else " (relative error 30%)"."""
+    metric = setting.metric
+    if metric is None or metric.value is None or setting.leak is None:
+        return ""
+    return setting.leak.everybody.modality.beside(metric.value, setting.leak.level == "rebuilt")
+
+
+def figures_words(setting: Setting) -> str:
+    """Return " at 46 dB (undefended 89, blind 11)"; for table rows the relative error."""
+    words = amount_words(setting)
+    if not words or setting.leak is None or setting.metric is None or not setting.leak.everybody.modality.decibels:
+        return words
+    pairs = (("undefended", None if setting.beside is None else setting.beside.value), ("blind", setting.leak.blind))
+    beside = ", ".join(f"{what} {number:.0f}" for what, number in pairs if number)
+    return f"{words} ({beside})" if beside else words
+
+
+def recovered_words(setting: Setting) -> str:
+    """Return what is recovered beside inputs: ", 90% of labels, members"."""
+    share = None if setting.labels is None else value(best([setting.labels], "label_accuracy"), "label_accuracy")
+    return "".join(
+        f", {share:.0%} of labels" if word == "labels" and share else f", {word}" for word in setting.recovered
+    )
+
+
+def setting_words(setting: Setting) -> str:
+    """Return a setting in a sentence: "dp_sgd at noise_multiplier=1", with the parameters that differ."""
+    about = ", ".join(word for word in (control_words(setting), setting.differs) if word)
+    return f"{setting.entry.defense.id} at {about}" if about else setting.entry.defense.id
+
+
+def model_words(setting: Setting) -> str:
+    """Return the model in a clause: "30.1% accurate, 20.7 points below the undefended 50.7%"; "" without figures."""
+    accuracy, loss = setting.accuracy, setting.loss
+    if accuracy is None:
+        return "" if setting.mse is None else f"mean squared error {setting.mse:.3g}"
+    if loss is None:
+        return f"{accuracy:.1%} accurate"
+    side = "above" if loss > 0 else "below"
+    return (
+        f"{accuracy:.1%} accurate, {abs(round(loss, 1)):.1f} points {side} the undefended {accuracy - loss / 100:.1%}"
+    )
+
+
+def guarantee_words(setting: Setting) -> str:
+    """Return what a setting guarantees: "epsilon 2.56 at delta 0.0005", "no guarantee (epsilon 4e4)", or ""."""
+    epsilon, delta = stated_epsilon(setting), setting.entry.sample.privacy.delta
+    if epsilon is None:
+        return ""
+    if setting.refutation is not None:
+        return f"its epsilon of {epsilon:.3g} is refuted"
+    if epsilon > VACUOUS:
+        return epsilon_words(epsilon)
+    return f"epsilon {epsilon:.3g}" + (f" at delta {delta:.2g}" if delta else "")
+
+
+def stated_epsilon(setting: Setting) -> float | None:
+    """Return the largest epsilon that a setting states; None where it states none at some seed."""
+    stated = [v.entry.sample.privacy.epsilon for v in setting.values]
+    known = [epsilon for epsilon in stated if epsilon is not None]
+    return max(known) if len(known) == len(stated) else None
+
+
+def sends_nothing(setting: Setting) -> bool:
+    """Return whether clients send nothing in training, so that each trains alone."""
+    return all(v.entry.sample.cost.bytes_up == 0 for v in setting.values)
+
+
+# -- if you must choose ------------------------------------------------------------------------------------------------
+CHOICE_RULE = (
+    f"One can bear a loss of at most {USABLE:g} points beside the undefended model, and of at most half of what that "
+    f"one learned. A guarantee is worth the name up to an epsilon of {VACUOUS:g}: beyond, an attacker at even odds may "
+    "be right 99.995% of the time."
+)
+"""The rules of `Choice`, for whoever reads it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to choose in one evaluation, if one must.
+
+    least: the usable setting that leaks least, though it may leak; guarded: the best model with a guarantee worth the
+    name; alone: training without sending anything; each None where there is none, and all where nothing can be
+    concluded. sentences: what is concluded, then from what.
+    """
+
+    least: Setting | None
+    guarded: Setting | None
+    alone: Setting | None
+    sentences: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """The sentences as a paragraph."""
+        return " ".join(self.sentences)
+
+    def as_dict(self) -> dict[str, str | None]:
+        """Return the choice in types that JSON has."""
+        settings = {"least": self.least, "guarded": self.guarded, "alone": self.alone}
+        return {name: None if v is None else setting_words(v) for name, v in settings.items()} | {"words": self.words}
+
+
+def choice_of(table: Overview) -> Choice:
+    """Return what to choose in an evaluation, by the judgment of its settings."""
+    if reason := _reason_for_none(table):
+        return Choice(None, None, None, (reason,))
+    settings = [v for row in table.compared for v in row.grid]
+    alone = next((v for v in settings if sends_nothing(v) and v.accuracy is not None), None)
+    sending = [v for v in settings if not sends_nothing(v)]
+    tops = sorted((row.value for row in table.compared if row.value.usable and row.value in sending), key=least_order)
+    stating = [v for v in sending if stated_epsilon(v) is not None]
+    guarded = max((v for v in stating if _is_guarantee(v)), key=lambda v: v.use, default=None)
+    least = _least_sentence(tops) if tops else _useless_sentence(sending)
+    others = _guarantee_sentence(sending, stating, guarded), _alone_sentence(alone, guarded, tops)
+    sentences = filter(None, (_conclusion(stating, alone), least, *others))
+    return Choice(next(iter(tops), None), guarded, alone, tuple(sentences))
+
+
+def choices_of(tables: Sequence[Overview]) -> list[tuple[str, str]]:
+    """Return what to choose, each paragraph with the evaluations that it is of, "" where there is one."""
+    said = grouped(zip(distinct_words(tables), tables, strict=True), lambda pair: choice_of(pair[1]).words)
+    if len(said) == 1 and len(tables) > 1:
+        return [(f"All {len(tables)} evaluations", words) for words in said]
+    return [("; ".join(about for about, _ in some), words) for words, some in said.items()]
+
+
+def distinct_words(tables: Sequence[Overview]) -> list[str]:
+    """Return of each evaluation the parts of its words that not all have; "" where there is one."""
+    parts = [_PART.split(table.about) for table in tables]
+    shared = set(parts[0]).intersection(*parts[1:]) if parts else set()
+    return [", ".join(one for one in some if one not in shared) for some in parts]
+
+
+def _reason_for_none(table: Overview) -> str:
+    """Return why no setting can be named, a sentence; "" where one can."""
+    bad = [check.sentence for check in table.checks if check.ok is not True]
+    if bad or not table.reliable:
+        why = "; ".join(dict.fromkeys(bad)) or "The self-test fails."
+        return f"No setting is named, because controls fail or did not run: nothing is concluded. {why}"
+    if not table.questions:
+        return "No setting is named: inputs and members were not attacked here, and costs say nothing about privacy."
+    if table.unlearned:
+        return f"No setting is named, because {table.unlearned}: losing nothing of such a model makes nothing usable."
+    if all(row.none is None for row in table.compared):
+        return "No setting is named: there is no undefended model beside which a loss could be judged."
+    if all(v.usable is None for row in table.compared for v in row.grid):
+        return "No setting is named: these records do not say what a constant answer scores, so no loss can be judged."
+    return ""
+
+
+def least_order(setting: Setting) -> tuple[int, int, bool, int, float]:
+    """Return the order among defenses: `leaking_order`, but settings that are alike by the worst case."""
+    return (*leaking_order(setting)[:4], leakage_value(setting.metric, float("inf")))
+
+
+def _is_guarantee(setting: Setting) -> bool:
+    """Return whether a setting carries a guarantee worth the name that nothing refutes."""
+    epsilon = stated_epsilon(setting)
+    return epsilon is not None and epsilon <= VACUOUS and setting.refutation is None
+
+
+def _useless_sentence(settings: Sequence[Setting]) -> str:
+    """Return a sentence where no setting is usable, with the best model."""
+    top = max(settings, key=lambda v: v.use, default=None)
+    words = "" if top is None else model_words(top)
+    best_model = f": the best model is that of {setting_words(top)} ({words})" if top is not None and words else ""
+    return f"No setting loses as little as one can bear{best_model}."
+
+
+def _least_sentence(tops: Sequence[Setting]) -> str:
+    """Return a sentence on the setting that leaks least; tops: each defense's usable one, the least leak first."""
+    top, fate, recovered = tops[0], tops[0].judgement.fate, recovered_words(tops[0]).removeprefix(", ")
+    words = figures_words(top)
+    head = f"{setting_words(top)} leaks least of what one can bear{',' if words else ''}{words}"
+    if fate == "falls":
+        head = f"Every defense leaks wherever one can bear its loss; {setting_words(top)} least"
+        how, recovered = f"{top.judgement.verdict}{words}", "" if top.leak is None else recovered
+    elif fate == "stands":
+        how = "members not found" if top.leak is None else "no better than blind"
+        how += " by the attacks tried here"
+        how += ", untested against an aware attacker" if top.leak is not None and top.leak.untested else ""
+    elif top.judgement.verdict.startswith("inconclusive"):
+        how = f"no better than blind in {top.judgement.seeds} of {top.seeds} seeds, open in the others"
+    else:
+        how = "undecided, a leak is neither shown nor ruled out"
+    also = f"recovered all the same: {recovered}" if recovered else ""
+    clauses = (f"{head}: {how}", also, model_words(top), guarantee_words(top))
+    return "; ".join(clause for clause in clauses if clause) + "." + _undistinguished(tops)
+
+
+def _undistinguished(tops: Sequence[Setting]) -> str:
+    """Return a sentence on settings whose leak is not told apart from the first one's; "" without any."""
+    first = leak_span(tops[0].metric)
+    same = [(v, leak_span(v.metric)) for v in tops[1:] if leaking_order(v)[:2] == leaking_order(tops[0])[:2]]
+    alike = [setting_words(v) for v, span in same if first is not None and span is not None and span[0] <= first[1]]
+    return f" Not told apart from it: {listed(alike)}." if alike else ""
+
+
+def _claimed_words(settings: Sequence[Setting]) -> str:
+    """Return in parentheses whose parameter is named epsilon, though none holds; "" without any."""
+    controls = {v.entry.defense.id: v.entry.defense.control for v in settings}
+    names = [name for name, control in controls.items() if control is not None and control.name == "epsilon"]
+    return f" (the parameter of {listed(names)} is a claim)" if names else ""
+
+
+def _guarantee_sentence(settings: Sequence[Setting], stating: Sequence[Setting], guarded: Setting | None) -> str:
+    """Return a sentence on guarantees; stating: those of `settings` that state an epsilon."""
+    if not stating:
+        return f"No epsilon holds for any defense here{_claimed_words(settings)}, so none carries a guarantee."
+    if guarded is None:
+        closest = min(stating, key=lambda v: (v.refutation is not None, stated_epsilon(v) or 0.0))
+        name = setting_words(closest)
+        return f"None carries a guarantee worth the name; closest is {name}: {guarantee_words(closest)}."
+    useless = ", not usable" if guarded.usable is False else ""
+    leaks = f"; it leaks all the same: {guarded.judgement.verdict}" if guarded.judgement.fate == "falls" else ""
+    about = f"{guarantee_words(guarded)}, {model_words(guarded)}{useless}{leaks}"
+    return f"Of guarantees worth the name, {setting_words(guarded)} has the best model: {about}."
+
+
+def _alone_sentence(alone: Setting | None, guarded: Setting | None, tops: Sequence[Setting]) -> str:
+    """Return a sentence on training alone beside the guarantee, else beside the setting that leaks least; or ""."""
+    other = guarded or next(iter(tops), None)
+    if alone is None or alone.accuracy is None:
+        return ""
+    words = f"Training alone, where nothing is sent, is {model_words(alone)}"
+    if other is None or other.accuracy is None:
+        return f"{words}."
+    points, name = f"{abs(100 * (alone.accuracy - other.accuracy)):.1f} points", setting_words(other)
+    beside = {True: f"{points} better than {name}", False: f"{points} worse than {name}", None: f"level with {name}"}
+    return f"{words}, and {beside[more_accurate(alone, other)]}."
+
+
+def more_accurate(one: Setting, other: Setting) -> bool | None:
+    """Return whether a model is more accurate than another at every shared seed, its whole interval above the other's.
+
+    False where it is less accurate at every one, None else.
+    """
+    uses, besides = ({v.entry.key.seed: v.entry.sample.utility for v in setting.values} for setting in (one, other))
+    pairs = [(uses[seed], besides[seed]) for seed in uses.keys() & besides.keys()]
+    above, below = (bool(pairs) and all(_clears(a, b) for a, b in some) for some in (pairs, [(b, a) for a, b in pairs]))
+    return True if above else False if below else None
+
+
+def _clears(one: Utility, other: Utility) -> bool:
+    """Return whether the interval of an accuracy lies above another's."""
+    return one.low is not None and other.high is not None and one.low > other.high
+
+
+def _conclusion(stating: Sequence[Setting], alone: Setting | None) -> str:
+    """Return whether anything keeps accuracy and gives a guarantee; "" where no defense states one."""
+    worthy = [v for v in stating if _is_guarantee(v)]
+    kept = max((v for v in worthy if v.usable), key=lambda v: v.use, default=None)
+    if kept is not None:
+        but = ", and training alone is more accurate still" if alone and more_accurate(alone, kept) else ""
+        return f"{setting_words(kept)} keeps accuracy and gives a guarantee{but}."
+    if not stating:
+        return ""
+    if alone is not None and alone.usable:
+        return "No defense keeps accuracy and gives a guarantee; training alone keeps accuracy and sends nothing."
+    beaten = bool(worthy) and alone is not None and all(more_accurate(alone, v) for v in worthy)
+    end = "; training alone is more accurate than every guarantee" if beaten else ""
+    return f"Nothing here keeps accuracy and gives a guarantee{end}."

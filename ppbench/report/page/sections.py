@@ -15,7 +15,7 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
 from ppbench.report.cap import Cap
 from ppbench.report.columns import COLUMN_METRICS, OTHER_HEADLINE, Row, unit_of
-from ppbench.report.controls import rebuilt_share, value
+from ppbench.report.controls import nothing_to_read, rebuilt_share, value
 from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
@@ -221,7 +221,7 @@ def _columns(table: Sequence[Row], records: Sequence[Record], known: Knowledge) 
         field("Batch", "batch_size", "number"),
         *several(field("Seed", "seed", "number"), "seed"),
         field("n", "n", "number"),
-        field("Status", "status"),
+        PageColumn("Status", "text", lambda _, record: "not applicable" if nothing_to_read(record) else record.status),
         *(PageColumn(title, "number", _figure(name), digits) for name, title, digits in figures),
         field("Claimed", "claimed"),
         PageColumn("Remarks", "text", lambda _, record: _remarks(record)),

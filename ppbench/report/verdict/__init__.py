@@ -77,7 +77,7 @@ def _stated(records: Sequence[Record], label: dict[str, str]) -> tuple[list[str]
         if refutation is not None:
             where = f" at {at}" if at else ""
             refuted.append(f"The stated epsilon {stated:.3g}{where} is refuted: {refutation.words}.")
-        elif stated is not None and stated >= VACUOUS:
+        elif stated is not None and stated > VACUOUS:
             vacuous[at] = max(stated, vacuous.get(at, 0.0))
         elif stated is not None:
             bounds.append(stated)
