@@ -44,6 +44,8 @@ NOISY = 1e-6
 """Relative residual of the head's gradient above which it is noisy: rounding leaves 1e-7."""
 MOST_UNKNOWNS, MOST_OPEN = 8192, 4096
 """Numbers of a layer's input that are solved for at once, at most (half a gigabyte); and where fewer are determined."""
+TOKENS_EXPLAINED = 2e-4
+"""Relative residual of the whole gradient up to which images of tokens count as exact: 54 dB and more."""
 LOUD = 0.1
 """Noise relative to the gradient up to which the whole gradient is solved at once."""
 
@@ -201,8 +203,11 @@ def rebuilt_input(evidence: Evidence, plan: Plan) -> Rebuilt | None:
     chain = stages_of(plan, params) if params else None
     if chain is None:
         embedding = patch_embedding(plan, params) if params else None
-        if embedding is None or embedding.positions:
-            return None if embedding is None else patch_image(embedding, evidence, sum(plan.data_range) / 2)
+        if embedding is None:
+            return None
+        learned = patch_image(embedding, evidence, sum(plan.data_range) / 2) if embedding.positions else None
+        if learned is not None:
+            return learned
         batch = token_batch(evidence, plan, torch.zeros(1, dtype=torch.int64))
         return None if batch is None else Rebuilt(batch.images, batch.layers, noise=evidence.noise, is_image=False)
     head = _read_head(chain, params, evidence)
@@ -370,7 +375,7 @@ def token_batch(evidence: Evidence, plan: Plan, labels: Tensor) -> RebuiltBatch 
         determined=images.numel(),
         condition=spread,
         residual=min(residual, 1e300),
-        exact=residual <= EXPLAINED,
+        exact=residual <= TOKENS_EXPLAINED,
     )
     return RebuiltBatch(images, labels, (layer,), 1)
 

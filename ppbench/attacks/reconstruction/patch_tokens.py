@@ -5,8 +5,8 @@ and B the MLP's weights. With a cotangent of the stream at every token,
 
     dA = sum_i d_i (C r_i)^T diag(norm)    and    dB = sum_i g_i h_i^T
 
-have rank M. The row space of dA holds all r_i, that of dB all h_i. So r = X t, with a known X [D, M], is a token only if
-act(A norm(X t)) lies in the row space of dB: 4 D - M equations for M numbers, one token at a time. The input of the
+have rank M. The row space of dA holds all r_i, that of dB all h_i. So r = X t, with a known X [D, M], is a token only
+if act(A norm(X t)) lies in the row space of dB: 4 D - M equations for M numbers, one token at a time. The input of the
 attention is W p + c + e_n of a patch p and place n, its output lies in the row space of its projection's gradient. Both
 give the patch and the place as linear functions of t, which leaves (B - 1) T numbers of a token for T places, and the
 search is a few damped Gauss-Newton steps. A token shows its cotangents, hence q_i with t_i . q_j = delta_ij: the
@@ -38,7 +38,6 @@ from ppbench.federation.plan import Plan
 
 # -- The first block of a transformer that normalizes before attention and MLP, as torchvision's --
 
-_ORDER: Mapping[str, tuple[str, ...]] = {"linear": ("input", "weight", "bias")}
 _KINDS = frozenset(["layer_norm", "multi_head_attention_forward", "linear"]) | ELEMENTWISE
 SAME = 1e-4
 """Difference up to which values of a forward pass in float32 are the same, absolute and relative."""
@@ -57,9 +56,7 @@ class _Step:
     @property
     def input(self) -> Tensor:
         """The first argument."""
-        first = next(iter(self.arguments.values()))
-        assert isinstance(first, Tensor)
-        return first
+        return torch.as_tensor(next(iter(self.arguments.values())))
 
 
 class _StepRecorder(TorchFunctionMode):
@@ -77,8 +74,7 @@ class _StepRecorder(TorchFunctionMode):
             try:
                 named = dict(inspect.signature(func).bind(*args, **(kwargs or {})).arguments)
             except ValueError:  # a function of C
-                order = _ORDER.get(name) or ("input", *(str(place) for place in range(1, len(args))))
-                named = dict(zip(order, args, strict=False)) | dict(kwargs or {})
+                named = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs or {})
             own = {key: self.names[id(value)] for key, value in named.items() if id(value) in self.names}
             self.steps.append(_Step(name, func, named, out, own))
         return out
@@ -103,8 +99,8 @@ class FirstBlock:
     """The first block of a transformer and the tokens that it reads, float64.
 
     projection: [D, P] of a patch. base: [T, D], the tokens of an image of zeros. first: number of tokens before the
-    patches. count: of patches. kernel: of a patch. names: of the parameters "patches", "in", "out", "up", "down" and "up bias", where
-    "in" and "out" are of the attention. values: [.., ..] of these and their biases.
+    patches. count: of patches. kernel: of a patch. names: of the parameters "patches"; "in", "out", of the attention;
+    "up", "down", of the MLP; and of their biases. values: of these parameters.
     """
 
     projection: Tensor
@@ -119,76 +115,70 @@ class FirstBlock:
     values: Mapping[str, Tensor]
 
 
-def first_block(plan: Plan, params: Params, embedding: str, kernel: tuple[int, int]) -> FirstBlock | None:
-    """Return the first block behind square patches that do not overlap; None if it is another.
+def _steps_of_block(plan: Plan, params: Params, x: Tensor) -> list[_Step] | None:
+    """Return norm, attention, norm, linear layer, activation and linear layer of a block; None of another kind."""
+    recorder = _StepRecorder({id(value): name for name, value in params.items()})
+    with torch.no_grad(), recorder:
+        plan.net(params, x)
+    steps = recorder.steps[:6]
+    kinds = ["layer_norm", "multi_head_attention_forward", "layer_norm", "linear", "linear"]
+    if [step.name for step in (*steps[:4], *steps[5:])] != kinds or steps[4].name not in ELEMENTWISE:
+        return None
+    norm, attention, other, up, act, down = steps
+    tokens, mixed = norm.input, attention.result[0]
+    mixed = mixed if mixed.shape == tokens.shape else mixed.transpose(0, 1)
+    pairs = [(other.input, tokens + mixed)] if mixed.shape == tokens.shape else [(tokens, mixed)]
+    pairs += [(up.input, other.result), (act.input, up.result), (down.input, act.result)]
+    same = all(a.shape == b.shape and torch.allclose(a, b, SAME, SAME) for a, b in pairs)
+    return steps if same and tokens.dim() == 3 else None
 
-    embedding: name of the projection's weight. It must be followed by norm, attention, norm, linear layer, activation
-    and linear layer, each of the two sums with a way around it.
+
+def _norm_of(step: _Step) -> Norm:
+    factor, shift = (step.arguments.get(key) for key in ("weight", "bias"))
+    ones, eps = torch.ones(step.input.shape[-1], dtype=torch.float64), float(step.arguments.get("eps", 1e-5))
+    return Norm(ones if factor is None else factor.double(), 0 * ones if shift is None else shift.double(), eps)
+
+
+def first_block(plan: Plan, params: Params, embedding: str, kernel: tuple[int, int]) -> FirstBlock | None:
+    """Return the block behind the projection `embedding` of patches that do not overlap; None if it is of another kind.
+
+    Its attention and its MLP each read normalized tokens, and each sum has a way around.
     """
     own = {name: value.detach().cpu().clone() for name, value in params.items()}
-    image = torch.rand(plan.spec.shape, generator=torch.Generator().manual_seed(0))
-    recorder = _StepRecorder({id(value): name for name, value in own.items()})
-    with torch.no_grad(), recorder:
-        plan.net(own, torch.stack([torch.zeros_like(image), image]).to(own[embedding]))
-    behind = recorder.steps
-    if [step.name for step in behind[:4]] != ["layer_norm", "multi_head_attention_forward", "layer_norm", "linear"]:
+    image = torch.rand(plan.spec.shape, generator=torch.Generator().manual_seed(0)).to(own[embedding])
+    steps = _steps_of_block(plan, own, torch.stack([torch.zeros_like(image), image]))
+    if steps is None:
         return None
-    norm, attention, other, up = behind[:4]
-    act, down = behind[4:6] if len(behind) > 5 else (up, up)
-    names = {"patches": embedding} | {
-        key: step.parameters.get(argument, "")
-        for step, key, argument in (
-            *((attention, "in", "in_proj_weight"), (attention, "in bias", "in_proj_bias")),
-            *((attention, "out", "out_proj_weight"), (attention, "out bias", "out_proj_bias")),
-            *((up, "up", "weight"), (up, "up bias", "bias"), (down, "down", "weight"), (down, "down bias", "bias")),
-        )
-    }
-    if act.name not in ELEMENTWISE or down.name != "linear" or not all(names.values()) or norm.input.dim() != 3:
-        return None
-    tokens, mixed, width = norm.input, attention.result[0], norm.input.shape[2]
-    mixed = mixed if mixed.shape == tokens.shape else mixed.transpose(0, 1)
-    chained = [
-        (other.input, tokens + mixed),
-        (up.input, other.result),
-        (act.input, up.result),
-        (down.input, act.result),
-    ]
-    if any(a.shape != b.shape or not torch.allclose(a, b, SAME, SAME) for a, b in chained):
-        return None
-    projection = own[embedding].flatten(1)
-    moved = (tokens[1] - tokens[0]).abs().amax(1).nonzero()[:, 0]
-    seen = unfold(image[None].to(projection), kernel, stride=kernel)[0].T @ projection.T
-    first = int(moved[0]) if len(moved) == len(seen) else 0
-    if len(moved) != len(seen) or not torch.allclose(
-        (tokens[1] - tokens[0])[first : first + len(seen)], seen, SAME, SAME
+    norm, attention, other, up, act, down = steps
+    names = {"patches": embedding}
+    for key, step, kind in (
+        ("in", attention, "in_proj_"),
+        ("out", attention, "out_proj_"),
+        ("up", up, ""),
+        ("down", down, ""),
     ):
+        names[key] = step.parameters.get(f"{kind}weight", "")
+        names[f"{key} bias"] = step.parameters.get(f"{kind}bias", "")
+    projection, tokens = own[embedding].flatten(1), norm.input
+    change = tokens[1] - tokens[0]
+    moved = change.abs().amax(1).nonzero()[:, 0]
+    seen = unfold(image[None], kernel, stride=kernel)[0].T @ projection.T
+    if not all(names.values()) or len(moved) != len(seen):
         return None
-
-    def of(step: _Step) -> Norm:
-        factor, shift = (step.arguments.get(key) for key in ("weight", "bias"))
-        ones, eps = torch.ones(width, dtype=torch.float64), float(step.arguments.get("eps", 1e-5))
-        return Norm(ones if factor is None else factor.double(), 0 * ones if shift is None else shift.double(), eps)
-
+    first = int(moved[0])
+    if not torch.allclose(change[first : first + len(seen)], seen, SAME, SAME):
+        return None
     settings = {key: value for key, value in list(act.arguments.items())[1:] if key != "inplace"}
     return FirstBlock(
-        *(
-            projection.double(),
-            tokens[0].double(),
-            first,
-            len(seen),
-            kernel,
-            (of(norm), of(other)),
-            attention.arguments["num_heads"],
-        ),
-        Elementwise(lambda z: act.function(z, **settings)),
-        names,
+        *(projection.double(), tokens[0].double(), first, len(seen), kernel, (_norm_of(norm), _norm_of(other))),
+        *(attention.arguments["num_heads"], Elementwise(lambda z: act.function(z, **settings)), names),
         {key: own[name].double() for key, name in names.items()},
     )
 
 
 # -- What is linear in a token's coordinates t [M] --
 
-LEAST_SNR = 2.0
+LEAST_SNR = 1.1
 """Smallest singular value of a rank, in units of the largest beyond it, from which a gradient has that rank."""
 EQUILIBRATIONS = 4
 """Turns in which rows and columns are scaled to a mean square of one."""
@@ -226,7 +216,7 @@ class ScaledSpace:
 
 
 def scaled_space(matrix: Tensor, rank: int) -> ScaledSpace | None:
-    """Return the row and column space of a matrix of a rank; None if it is not of this rank, up to its rounding."""
+    """Return the row and column space of a matrix of a rank; None if it cannot have this rank."""
     rows, columns = matrix.new_ones(len(matrix)), matrix.new_ones(matrix.shape[1])
     if rank > min(matrix.shape) or not bool(matrix.isfinite().all()):
         return None
@@ -237,8 +227,7 @@ def scaled_space(matrix: Tensor, rank: int) -> ScaledSpace | None:
         columns = columns / torch.where(energy > 0, energy, 1.0)
     left, size, right = torch.linalg.svd(rows[:, None] * matrix * columns, full_matrices=False)
     rounding = max(float(size[rank]) if rank < len(size) else 0.0, 1e-15 * float(size[0]))
-    space = ScaledSpace(rows, columns, left[:, :rank], size[:rank], right[:rank], rounding)
-    return space
+    return ScaledSpace(rows, columns, left[:, :rank], size[:rank], right[:rank], rounding)
 
 
 def _centered(columns: Tensor) -> Tensor:
@@ -314,41 +303,56 @@ class TokenSpace:
         off = scaled - self.up.left @ (self.up.left.T @ scaled)
         least = torch.linalg.svd(off, full_matrices=False)[2][-1]
         q = (self.up.left.T @ (scaled @ least)) / self.up.size
-        return q / (q @ t)
+        return torch.div(q, q @ t)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Directions [D, F] of the first block's input: of patches, of places, and of what the attention adds to all.
+
+    clear: which directions of places tell them. places: [T, R], what they tell, with 1 for what is added.
+    """
+
+    columns: Tensor
+    clear: Tensor
+    places: Tensor
+    added: int
+
+
+def _frame(block: FirstBlock, patches: Tensor) -> _Frame:
+    """Return the frame of a block for a basis [R, P] of the patches."""
+    base, added = _centered(block.base.T), _centered(block.values["out bias"][:, None])
+    directions, energy, _ = torch.linalg.svd(base, full_matrices=False)
+    directions = directions[:, energy > DIFFERENT * energy[0]]
+    clear = energy[: directions.shape[1]] > CLEAR * energy[0]
+    added = added[:, : int(float(added.norm()) > 0)]
+    ones = torch.ones(len(block.base), added.shape[1], dtype=torch.float64)
+    columns = _centered(torch.cat([block.projection @ patches.T, directions, added], 1))
+    return _Frame(columns, clear, torch.cat([base.T @ directions[:, clear], ones], 1), added.shape[1])
 
 
 def token_space(block: FirstBlock, gradient: Params, batch: int) -> TokenSpace | None:
     """Return the coordinates of the tokens of a batch behind one gradient, float64; None if they are not determined."""
     seen = {key: gradient[name] for key, name in block.names.items()}
-    (places, width), norm = block.base.shape, block.norms[1]
-    count, patches = batch * places, batch * block.count
-    if count > MOST_TOKENS:
-        return None
-    flat, numbers = seen["patches"].flatten(1), block.projection.shape[1]
-    few = scaled_space(flat, patches) if patches < min(numbers, width) else None
+    width, norm, numbers = block.base.shape[1], block.norms[1], block.projection.shape[1]
+    count, patches = batch * len(block.base), batch * block.count
+    few = scaled_space(seen["patches"].flatten(1), patches) if patches < min(numbers, width) else None
     basis = torch.eye(numbers, dtype=torch.float64) if few is None else few.row_basis
-    base = _centered(block.base.T)
-    directions, energy, _ = torch.linalg.svd(base, full_matrices=False)
-    directions = directions[:, energy > DIFFERENT * energy[0]]
-    clear = energy[: directions.shape[1]] > CLEAR * energy[0]
-    shift = _centered(block.values["out bias"][:, None])
-    shift = shift[:, : int(float(shift.norm()) > 0)]
-    forward = _centered(torch.cat([block.projection @ basis.T, directions, shift], 1))
-    if forward.shape[1] + count >= width or bool((norm.factor == 0).any()):
+    frame = _frame(block, basis)
+    if frame.columns.shape[1] + count >= width or count > MOST_TOKENS or bool((norm.factor == 0).any()):
         return None
     up = scaled_space((seen["up"] - seen["up bias"][:, None] * norm.shift) / norm.factor, count)
     down, out = scaled_space(seen["down"], count), scaled_space(seen["out"], count)
     if up is None or down is None or out is None or min(up.snr, down.snr) < LEAST_SNR:
         return None
-    both = torch.cat([forward, _centered(block.values["out"] @ out.row_basis.T)], 1)
+    both = torch.cat([frame.columns, _centered(block.values["out"] @ out.row_basis.T)], 1)
     size, stream = both.norm(dim=0), _centered(up.row_basis.T)
-    if float(size.min()) == 0 or np.linalg.cond((forward / forward.norm(dim=0)).numpy()) > MOST_ALIKE:
+    if float(size.min()) == 0 or np.linalg.cond((frame.columns / frame.columns.norm(dim=0)).numpy()) > MOST_ALIKE:
         return None
     solved = torch.linalg.lstsq(up.columns[:, None] * both / size, up.columns[:, None] * stream).solution
-    parts = (solved / size[:, None]).split([len(basis), len(clear), shift.shape[1], count])
-    marks = torch.cat([parts[1][clear], parts[2]])
-    targets = torch.cat([base.T @ directions[:, clear], torch.ones(places, shift.shape[1], dtype=torch.float64)], 1)
-    return TokenSpace(block, stream, basis.T @ parts[0], marks, targets, out.row_basis.T @ parts[3], up, down)
+    parts = (solved / size[:, None]).split([len(basis), len(frame.clear), frame.added, count])
+    marks, mixed = torch.cat([parts[1][frame.clear], parts[2]]), out.row_basis.T @ parts[3]
+    return TokenSpace(block, stream, basis.T @ parts[0], marks, frame.places, mixed, up, down)
 
 
 DIFFERENT, CLEAR = 1e-6, 1e-3
@@ -375,10 +379,8 @@ DAMPED, EASIER, HARDER, LEAST_DAMPED, HOPELESS = 1e-2, 0.3, 5.0, 1e-10, 1e5
 """Damping at first, its factors after a better and a worse step, the least, and the one at which a search ends."""
 PROGRESS = 1e-3
 """Relative decrease of a square below which a search ends."""
-MOST_SLOPES = 2**24
-"""Entries of slopes at once, at most."""
-MOST_TOKENS = 600
-"""Tokens of a batch, at most."""
+MOST_SLOPES, MOST_TOKENS, SAME_PATCH = 2**24, 600, 1e-6
+"""Entries of slopes at once, and tokens, at most; distance of patches up to which one was found twice."""
 
 
 @dataclass(frozen=True)
@@ -454,56 +456,67 @@ class TokenSearch:
             parts.append((slopes.mT @ slopes, (slopes.mT @ off[:, :, None])[:, :, 0]))
         return torch.cat([one for one, _ in parts]), torch.cat([one for _, one in parts])
 
-    def true(self, t: Tensor) -> Tensor:
-        """Return which tokens [S, M] have a hidden layer in the row space: [S] bool."""
+    def true(self, t: Tensor, free: Tensor) -> Tensor:
+        """Return which tokens [S, M], fitted along `free` [M, k], have a hidden layer in the row space: [S] bool."""
         gap, square, expected = self.space.outside(t)
         whole = (self.space.block.activation(self.space.before(t)[0]) * self.space.down.columns).square().sum(1)
-        return (square <= TRUE_TOKEN**2 * expected) & (square <= NEVER**2 * whole) & gap.isfinite().all(1)
+        fitted = TRUE_TOKEN if free.shape[1] else math.inf  # what linear systems leave is more than rounding
+        within: Tensor = (square <= fitted**2 * expected) & (square <= NEVER**2 * whole)
+        return within & gap.isfinite().all(1)
 
     def tokens(self, batch: int) -> Tensor | None:
         """Return the coordinates [N, B, M] of the patches' tokens; None if not all were separated."""
-        block, numbers = self.space.block, len(self.space.patches)
-        found: list[list[Tensor]] = [[] for _ in range(block.count)]
+        found: list[list[Tensor]] = [[] for _ in range(self.space.block.count)]
         known = self.space.stream.new_zeros(0, self.space.stream.shape[1])
-        draws, failed = torch.Generator().manual_seed(0), False
+        draws, starts = torch.Generator().manual_seed(0), 1
         for _ in range(batch + RETRIES):
             todo = [n for n, own in enumerate(found) if len(own) < batch]
             if not todo:
-                break
-            starts = STARTS if failed else 1
-            extra = [n for n in range(len(block.base)) if not 0 <= n - block.first < block.count]
-            undone = [*extra, *(block.first + n for n in todo)]
-            ends, before = [self.affine(block.first + n, known, undone) for n in todo], len(known)
-            free = ends[0][1]
-            base = torch.stack([one for one, _ in ends]).repeat_interleave(starts, 0)
-            t = self.started(base, free, torch.full((len(base), numbers), self._middle, dtype=torch.float64))
-            if failed:
-                every = torch.stack([one for own in found for one in own] or [*t]) @ free
-                t = t + torch.randn(len(t), free.shape[1], generator=draws, dtype=t.dtype) * every.std(0) @ free.T
-            t = self.settled(t, free, SEARCH_STEPS, PRIOR)
-            t = self.settled(t, free, SEARCH_STEPS, 0.0)
-            right = self.true(t).view(-1, starts)
-            for n, hits, ways in zip(todo, right, t.view(len(todo), starts, -1), strict=True):
+                return self.polished(found)
+            (t, right), before = self._candidates(todo, found, known, starts, draws), len(known)
+            for n, hits, ways in zip(todo, right.view(-1, starts), t.view(len(todo), starts, -1), strict=True):
                 if bool(hits.any()):
                     found[n].append(ways[int(hits.int().argmax())])
                     known = torch.cat([known, self.space.dual(found[n][-1])[None]])
-            failed = len(known) - before < len(todo)
             if not len(known):
                 return None
+            starts = 1 if len(known) - before == len(todo) else STARTS
         return self.polished(found) if all(len(own) == batch for own in found) else None
+
+    def _candidates(
+        self,
+        todo: Sequence[int],
+        found: Sequence[Sequence[Tensor]],
+        known: Tensor,
+        starts: int,
+        draws: torch.Generator,
+    ) -> tuple[Tensor, Tensor]:
+        """Return where searches at some patches end, orthogonal to known tokens, [len(todo) * starts, M]; which hit."""
+        block = self.space.block
+        others = [n for n in range(len(block.base)) if not 0 <= n - block.first < block.count]
+        undone = [*others, *(block.first + n for n in todo)]
+        ends = [self.affine(block.first + n, known, undone) for n in todo]
+        free, base = ends[0][1], torch.stack([one for one, _ in ends]).repeat_interleave(starts, 0)
+        grey = torch.full((len(base), len(self.space.patches)), self._middle, dtype=torch.float64)
+        t = self.started(base, free, grey)
+        if starts > 1:
+            every = torch.stack([one for own in found for one in own] or [*t]) @ free
+            t = t + torch.randn(len(t), free.shape[1], generator=draws, dtype=t.dtype) * every.std(0) @ free.T
+        t = self.settled(t, free, SEARCH_STEPS, PRIOR)
+        t = self.settled(t, free, SEARCH_STEPS, 0.0)
+        return t, self.true(t, free)
 
     def polished(self, found: Sequence[Sequence[Tensor]]) -> Tensor | None:
         """Return tokens [N, B, M] corrected by their own equations alone; None if one of them became another."""
-        nobody, ends = self.space.stream.new_zeros(0, self.space.stream.shape[1]), list[Tensor]()
+        nobody, ends, right = self.space.stream.new_zeros(0, self.space.stream.shape[1]), list[Tensor](), True
         for n, own in enumerate(found):
             base, free = self.affine(self.space.block.first + n, nobody, range(len(self.space.block.base)))
-            t = base + (torch.stack([*own]) - base) @ free @ free.T
-            ends.append(self.settled(t, free, POLISH_STEPS, 0.0))
+            ends.append(self.settled(base + (torch.stack([*own]) - base) @ free @ free.T, free, POLISH_STEPS, 0.0))
+            right &= bool(self.true(ends[-1], free).all())
         tokens = torch.stack(ends)
         apart = torch.cdist(tokens @ self.space.patches.T, tokens @ self.space.patches.T)
         least = (apart + torch.diag_embed(apart.new_full(apart.shape[:2], math.inf))).min()
-        whole = self.true(tokens.flatten(0, 1)).all() and float(least) > 1e-6
-        return tokens if bool(whole) else None
+        return tokens if right and float(least) > SAME_PATCH else None
 
 
 # -- Which patches are of one image: those that attend to each other --
@@ -519,32 +532,37 @@ def attended(space: TokenSpace, tokens: Tensor) -> Tensor:
     of it. Row i has one Z for each head; the other tokens at its own place are of other images.
     """
     block, (count, batch) = space.block, tokens.shape[:2]
-    t = tokens.flatten(0, 1)
-    own = t @ space.patches.T @ block.projection.T
-    rows = torch.cat([block.base[: block.first], block.base[block.first + count :]])
-    inputs = block.base[block.first : block.first + count].repeat_interleave(batch, 0) + own
-    extra, size = len(rows), len(inputs)
+    t, places = tokens.flatten(0, 1), torch.arange(count).repeat_interleave(batch)
+    rows = torch.cat([block.base[: block.first], block.base[block.first + count :]])  # of no image
+    inputs = block.base[block.first + places] + t @ space.patches.T @ block.projection.T
     joined = block.norms[0](torch.cat([rows, inputs])) @ block.values["in"].T + block.values["in bias"]
-    q, k, v = joined.view(extra + size, 3, block.heads, -1).unbind(1)
-    logits = torch.einsum("ihd,jhd->ihj", q[extra:], k) / k.shape[2] ** 0.5
+    q, k, v = joined.view(len(joined), 3, block.heads, -1).unbind(1)
+    logits = torch.einsum("ihd,jhd->ihj", q[len(rows) :], k) / k.shape[2] ** 0.5
     shares = (logits - logits.amax(2, keepdim=True)).exp()
-    outputs, answer = (t @ space.mixed.T).view(size, block.heads, -1), torch.zeros(size, size, dtype=torch.float64)
-    for i in range(size):
+    outputs, answer = (t @ space.mixed.T).view(len(t), block.heads, -1), t.new_zeros(len(t), len(t))
+    for i, own in enumerate(places):
         parts = shares[i][:, :, None] * v.transpose(0, 1)  # [heads, tokens, width]
-        place = torch.arange(size) // batch == i // batch
-        others = (~place).nonzero()[:, 0]
-        sides = torch.block_diag(*outputs[i][:, :, None])
-        system = torch.cat([sides, -parts[:, extra + others].transpose(1, 2).flatten(0, 1)], 1)
-        target = parts[:, :extra].sum(1).flatten() + parts[:, extra + i].flatten()
-        sums = torch.zeros(count - 1, system.shape[1], dtype=torch.float64)
-        sums[:, block.heads :] = torch.eye(count - 1, dtype=torch.float64).repeat_interleave(batch, 1)
-        heavy = float(system.norm()) / system.shape[1] ** 0.5
-        system, target = torch.cat([system, heavy * sums]), torch.cat([target, heavy * torch.ones(count - 1)])
-        scale = system.norm(dim=0).clamp(min=1e-300)
-        answer[i, others] = (
-            torch.linalg.lstsq(system / scale, target[:, None], driver="gelsd").solution[:, 0] / scale
-        )[block.heads :]
+        others = (places != own).nonzero()[:, 0]
+        certain = parts[:, : len(rows)].sum(1) + parts[:, len(rows) + i]
+        answer[i, others] = _members(outputs[i], certain, parts[:, len(rows) + others], batch)
     return answer
+
+
+def _members(output: Tensor, certain: Tensor, parts: Tensor, batch: int) -> Tensor:
+    """Return which of n parts [heads, n, width] sum with certain ones [heads, width] to multiples of the outputs.
+
+    The parts are those of places, of `batch` each, of which one belongs to the sum: [n], 1 for those, else 0.
+    """
+    heads, count = parts.shape[:2]
+    system = torch.cat([torch.block_diag(*output[:, :, None]), -parts.transpose(1, 2).flatten(0, 1)], 1)
+    sums = system.new_zeros(count // batch, system.shape[1])
+    sums[:, heads:] = torch.eye(count // batch, dtype=sums.dtype).repeat_interleave(batch, 1)
+    heavy = float(system.norm()) / system.shape[1] ** 0.5
+    system = torch.cat([system, heavy * sums])
+    target = torch.cat([certain.flatten(), sums.new_full((len(sums),), heavy)])
+    scale = system.norm(dim=0).clamp(min=1e-300)
+    solution: Tensor = torch.linalg.lstsq(system / scale, target[:, None], driver="gelsd").solution
+    return solution[heads:, 0] / scale[heads:]
 
 
 def grouped(space: TokenSpace, tokens: Tensor) -> Tensor:
@@ -558,11 +576,11 @@ def grouped(space: TokenSpace, tokens: Tensor) -> Tensor:
             fixed = range(n) if sweep == 0 else [m for m in range(count) if m != n]
             if not len(fixed):
                 continue
-            gains = sum(score[m, order[m]][:, n] for m in fixed)  # [images, tokens at n]
-            assert isinstance(gains, Tensor)
+            gains = torch.stack([score[m, order[m]][:, n] for m in fixed]).sum(0)  # [images, tokens at n]
             order[n] = torch.from_numpy(linear_sum_assignment(gains.numpy(), maximize=True)[1])
     chosen = torch.stack([tokens[n, order[n]] for n in range(count)], 1)
-    return chosen @ space.patches.T
+    patches: Tensor = chosen @ space.patches.T
+    return patches
 
 
 def patch_batch(
