@@ -83,6 +83,10 @@ class ClosedForm(Attack):
     and Newton's method on the whole gradient follows, for images of at most `MOST_REFINED` numbers. Batches of fewer
     images than classes are read where the first linear layer is the head (`batches`).
 
+    Residual sums v = x + K2 a with a = act(K1 x) are left to searches. The gradient of K2 (k x k, C outputs) gives
+    k^2 C equations for the H W numbers of a channel of a. Only from k^2 C = H W on are a, and x = v - K2 a, linear (16
+    channels of 3 x 3: 144 equations, for maps of 8 x 8, not of 16 x 16); else K1 (v - K2 a) = act^-1(a) is not.
+
     Attributes:
         largest_batch: images of a batch, at most, that are solved together; larger batches get grey images.
     """

@@ -323,8 +323,8 @@ def _frame(block: FirstBlock, patches: Tensor) -> _Frame:
     """Return the frame of a block for a basis [R, P] of the patches."""
     base, added = _centered(block.base.T), _centered(block.values["out bias"][:, None])
     directions, energy, _ = torch.linalg.svd(base, full_matrices=False)
-    directions = directions[:, energy > DIFFERENT * energy[0]]
-    clear = energy[: directions.shape[1]] > CLEAR * energy[0]
+    directions = directions[:, energy > APART * energy[0]]
+    clear = energy[: directions.shape[1]] > TELLS_PLACES * energy[0]
     added = added[:, : int(float(added.norm()) > 0)]
     ones = torch.ones(len(block.base), added.shape[1], dtype=torch.float64)
     columns = _centered(torch.cat([block.projection @ patches.T, directions, added], 1))
@@ -355,7 +355,7 @@ def token_space(block: FirstBlock, gradient: Params, batch: int) -> TokenSpace |
     return TokenSpace(block, stream, basis.T @ parts[0], marks, frame.places, mixed, up, down)
 
 
-DIFFERENT, CLEAR = 1e-6, 1e-3
+APART, TELLS_PLACES = 1e-6, 1e-3
 """Differences of places, relative to the largest, that count, and those that are precise enough to tell places."""
 MOST_ALIKE = 1e6
 """Condition number above which places, or patches, are too much alike to be told apart."""
@@ -373,13 +373,13 @@ RETRIES, STARTS = 6, 4
 """Rounds beyond the number of images, at most, and starts of a place in a round after one without success."""
 TRUE_TOKEN, NEVER = 5.0, 0.02
 """Residual of a token up to which it is true, in units of the expected one, and relative to its hidden layer."""
-RIDGE = 1e-3
+START_RIDGE = 1e-3
 """Squared change of a patch, relative to that of a typical direction, from which a direction is used for a start."""
-DAMPED, EASIER, HARDER, LEAST_DAMPED, HOPELESS = 1e-2, 0.3, 5.0, 1e-10, 1e5
+DAMPED, EASIER, HARDER, LEAST_DAMPED, STUCK = 1e-2, 0.3, 5.0, 1e-10, 1e5
 """Damping at first, its factors after a better and a worse step, the least, and the one at which a search ends."""
-PROGRESS = 1e-3
+SMALLEST_DECREASE = 1e-3
 """Relative decrease of a square below which a search ends."""
-MOST_SLOPES, MOST_TOKENS, SAME_PATCH = 2**24, 600, 1e-6
+SLOPES_AT_ONCE, MOST_TOKENS, SAME_PATCH = 2**24, 600, 1e-6
 """Entries of slopes at once, and tokens, at most; distance of patches up to which one was found twice."""
 
 
@@ -403,7 +403,7 @@ class TokenSearch:
         rows = torch.cat([space.marks, known / known.norm(dim=1, keepdim=True).clamp(min=1e-300)])
         left, size, right = torch.linalg.svd(rows)
         marks = torch.linalg.svdvals(space.places[[*open_places]])
-        rank = int((marks > CLEAR * marks[0]).sum()) + len(known)
+        rank = int((marks > TELLS_PLACES * marks[0]).sum()) + len(known)
         rank = min(rank, *rows.shape)
         target = torch.zeros(len(rows), dtype=torch.float64)
         target[: len(space.marks)] = space.places[place]
@@ -414,9 +414,10 @@ class TokenSearch:
         """Return the tokens [S, M] of an affine set nearest to patches [S, P]."""
         pixels = self.space.patches @ free
         square = pixels.T @ pixels
-        ridge = RIDGE * self.space.patches.square().sum(0).mean() * torch.eye(len(square), dtype=square.dtype)
+        ridge = START_RIDGE * self.space.patches.square().sum(0).mean() * torch.eye(len(square), dtype=square.dtype)
         off = (patches - base @ self.space.patches.T) @ pixels
-        return base + torch.linalg.solve(square + ridge, off.T).T @ free.T
+        nearest: Tensor = base + torch.linalg.solve(square + ridge, off.T).T @ free.T
+        return nearest
 
     def settled(self, t: Tensor, free: Tensor, steps: int, weight: float) -> Tensor:
         """Return where damped steps from tokens [S, M] along `free` [M, k] end, with a prior's weight."""
@@ -431,7 +432,7 @@ class TokenSearch:
         damping, live = t.new_full((len(t),), DAMPED), torch.arange(len(t) if free.shape[1] else 0)
         gap, off, before = loss(t)
         for _ in range(steps):
-            live = live[(damping[live] < HOPELESS) & (before[live] > 0)]
+            live = live[(damping[live] < STUCK) & (before[live] > 0)]
             if not len(live):
                 break
             curved, slope = self._normal(t[live], free, gap[live])
@@ -442,14 +443,14 @@ class TokenSearch:
             new_gap, new_off, after = loss(trial)
             better = after < before[live]
             damping[live] = torch.where(better, EASIER * damping[live], HARDER * damping[live]).clamp(min=LEAST_DAMPED)
-            kept, settled = live[better], better & (after > (1 - PROGRESS) * before[live])
+            kept, settled = live[better], better & (after > (1 - SMALLEST_DECREASE) * before[live])
             t[kept], gap[kept], off[kept], before[kept] = (part[better] for part in (trial, new_gap, new_off, after))
             live = live[~settled]
         return t
 
     def _normal(self, t: Tensor, free: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:
         """Return the normal matrices [S, k, k] and slopes [S, k] of the squares of `gap` [S, H], in parts."""
-        chunk = max(1, MOST_SLOPES // (gap.shape[1] * free.shape[1]))
+        chunk = max(1, SLOPES_AT_ONCE // (gap.shape[1] * free.shape[1]))
         parts = []
         for part, off in zip(t.split(chunk), gap.split(chunk), strict=True):
             slopes = self.space.slopes(part, free)
@@ -561,11 +562,11 @@ def _members(output: Tensor, certain: Tensor, parts: Tensor, batch: int) -> Tens
     system = torch.cat([system, heavy * sums])
     target = torch.cat([certain.flatten(), sums.new_full((len(sums),), heavy)])
     scale = system.norm(dim=0).clamp(min=1e-300)
-    solution: Tensor = torch.linalg.lstsq(system / scale, target[:, None], driver="gelsd").solution
-    return solution[heads:, 0] / scale[heads:]
+    solution: Tensor = torch.linalg.lstsq(system / scale, target[:, None], driver="gelsd").solution[:, 0] / scale
+    return solution[heads:]
 
 
-def grouped(space: TokenSpace, tokens: Tensor) -> Tensor:
+def patches_of_images(space: TokenSpace, tokens: Tensor) -> Tensor:
     """Return patches [B, N, P] of each image, of tokens [N, B, M]."""
     count, batch = tokens.shape[:2]
     together = attended(space, tokens).clamp(-0.5, 1.5)
@@ -594,6 +595,6 @@ def patch_batch(
     tokens = None if space is None else TokenSearch(space, data_range).tokens(batch)
     if space is None or tokens is None:
         return None
-    patches = grouped(space, tokens)
+    patches = patches_of_images(space, tokens)
     images = fold(patches.mT, tuple(shape[1:]), block.kernel, stride=block.kernel)
     return images, float(space.up.size[0] / space.up.size[-1])
