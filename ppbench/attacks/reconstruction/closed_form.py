@@ -24,6 +24,7 @@ from ppbench.attacks.reconstruction.analytic import FirstLayer, guessed_labels, 
 from ppbench.attacks.reconstruction.batches import SUSPECT, RebuiltBatch, rebuilt_batch
 from ppbench.attacks.reconstruction.gauss_newton import MOST_REFINED, GradientProblem, image_prior
 from ppbench.attacks.reconstruction.linear_systems import Prior, Solution
+from ppbench.attacks.reconstruction.patch_tokens import FirstBlock, first_block, patch_batch
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.attacks.reconstruction.spear import batch_mismatch
 from ppbench.attacks.reconstruction.stage_inputs import ROUNDING, KnownMaps, StageGradient, StageProblem
@@ -34,6 +35,7 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import View
 from ppbench.metrics.intervals import Floats
+from ppbench.nets.classifier import HEAD_NAMES
 from ppbench.nets.net import initial
 
 EXPLAINED = 1e-3
@@ -42,6 +44,8 @@ NOISY = 1e-6
 """Relative residual of the head's gradient above which it is noisy: rounding leaves 1e-7."""
 MOST_UNKNOWNS, MOST_OPEN = 8192, 4096
 """Numbers of a layer's input that are solved for at once, at most (half a gigabyte); and where fewer are determined."""
+TOKENS_EXPLAINED = 2e-4
+"""Relative residual of the whole gradient up to which images of tokens count as exact: 54 dB and more."""
 LOUD = 0.1
 """Noise relative to the gradient up to which the whole gradient is solved at once."""
 
@@ -73,17 +77,22 @@ class ClosedForm(Attack):
     """Images by linear systems: convolutions, monotone activations, average pooling; patches of transformers.
 
     Networks of convolutions, each with an activation and a pooling by means, up to a linear layer with a bias; and
-    vision transformers with a learned position embedding. Each guess states which layers were exact, with condition
+    vision transformers, single images with a learned position embedding, others and batches where blocks normalize
+    first (`patch_tokens`). Each guess states which layers were exact, with condition
     numbers. Where a layer is not determined, its numbers are those of a prior, and the layers below suffer: then Gauss
     and Newton's method on the whole gradient follows, for images of at most `MOST_REFINED` numbers. Batches of fewer
     images than classes are read where the first linear layer is the head (`batches`).
+
+    Residual sums v = x + K2 a with a = act(K1 x) are left to searches. The gradient of K2 (k x k, C outputs) gives
+    k^2 C equations for the H W numbers of a channel of a. Only from k^2 C = H W on are a, and x = v - K2 a, linear (16
+    channels of 3 x 3: 144 equations, for maps of 8 x 8, not of 16 x 16); else K1 (v - K2 a) = act^-1(a) is not.
 
     Attributes:
         largest_batch: images of a batch, at most, that are solved together; larger batches get grey images.
     """
 
     name: ClassVar[str] = "closed_form"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     exact: ClassVar[bool] = True
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
@@ -116,8 +125,10 @@ SMALL = 4
 def _suits(plan: Plan) -> bool:
     """Return whether a plan's network can be read; cached, since every cell needs it and it runs the network."""
     params = initial(plan.spec, 0)
-    chain = None if plan.net.pixelwise else stages_of(plan, params)
-    return chain is not None or (not plan.net.pixelwise and patch_embedding(plan, params) is not None)
+    if plan.net.pixelwise or stages_of(plan, params) is not None:
+        return not plan.net.pixelwise
+    embedding = patch_embedding(plan, params)
+    return embedding is not None and (bool(embedding.positions) or block_behind(embedding, plan, params) is not None)
 
 
 def _guess(victim: PosedVictim, largest_batch: int, *, refines: bool) -> Guess:
@@ -167,7 +178,7 @@ def _batch_guess(victim: PosedVictim, evidence: Evidence, labels: Tensor) -> Gue
     plan, params = victim.plan, evidence.params or {}
     chain = stages_of(plan, params)
     if chain is None:
-        return None
+        return _token_guess(victim, evidence, labels)
 
     def problem(stage: ConvolutionStage, known: KnownMaps) -> StageProblem:
         prior = image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
@@ -196,7 +207,13 @@ def rebuilt_input(evidence: Evidence, plan: Plan) -> Rebuilt | None:
     chain = stages_of(plan, params) if params else None
     if chain is None:
         embedding = patch_embedding(plan, params) if params else None
-        return None if embedding is None else patch_image(embedding, evidence, sum(plan.data_range) / 2)
+        if embedding is None:
+            return None
+        learned = patch_image(embedding, evidence, sum(plan.data_range) / 2) if embedding.positions else None
+        if learned is not None:
+            return learned
+        batch = token_batch(evidence, plan, torch.zeros(1, dtype=torch.int64))
+        return None if batch is None else Rebuilt(batch.images, batch.layers, noise=evidence.noise, is_image=False)
     head = _read_head(chain, params, evidence)
     if head is None:
         return None
@@ -323,6 +340,75 @@ def _report(stage: ConvolutionStage, solution: Solution, prior: Prior, above: bo
     )
 
 
+# -- Batches of vision transformers, and those without a learned position embedding: token by token --
+
+
+def block_behind(embedding: PatchEmbedding, plan: Plan, params: Params) -> FirstBlock | None:
+    """Return the block behind a patch embedding, None if it is none whose tokens can be read."""
+    try:
+        return first_block(plan, params, embedding.weight, embedding.kernel)
+    except RuntimeError:  # a network that takes one image at a time
+        return None
+
+
+def token_batch(evidence: Evidence, plan: Plan, labels: Tensor) -> RebuiltBatch | None:
+    """Return the images of a transformer's batch with likely `labels` [B]; None if its tokens were not separated.
+
+    They are exact if they explain the whole gradient, with the labels that the head's gradient shows.
+    """
+    params = {} if evidence.params is None else evidence.params
+    plain = evidence.weight is None and evidence.noise is None and evidence.observed.keys() == params.keys()
+    embedding = patch_embedding(plan, params) if plain else None
+    block = None if embedding is None else block_behind(embedding, plan, params)
+    if embedding is None or block is None:
+        return None
+    gradient = {name: value.detach().double().cpu() for name, value in evidence.observed.items()}
+    try:
+        rebuilt = patch_batch(block, gradient, len(labels), plan.spec.shape, plan.data_range)
+    except RuntimeError:  # torch raises a kind of it where a decomposition fails
+        return None
+    if rebuilt is None:
+        return None
+    images, spread = rebuilt
+    labels = _labels_of(images, plan, params, gradient, labels)
+    mismatch = batch_mismatch(evidence, plan, images, labels)
+    residual = math.inf if mismatch is None else mismatch**0.5
+    layer = SolvedLayer(
+        name=embedding.weight,
+        unknowns=images.numel(),
+        determined=images.numel(),
+        condition=spread,
+        residual=min(residual, 1e300),
+        exact=residual <= TOKENS_EXPLAINED,
+    )
+    return RebuiltBatch(images, labels, (layer,), 1)
+
+
+def _labels_of(images: Tensor, plan: Plan, params: Params, gradient: Params, likely: Tensor) -> Tensor:
+    """Return the labels [B] of images whose cotangents of the logits the head's gradient shows, else `likely` ones."""
+    if not all(name in gradient for name in HEAD_NAMES) or plan.spec.classes < 2:
+        return likely
+    home = {name: value.detach().cpu() for name, value in params.items()}
+    with torch.no_grad():
+        features = plan.net.features(home, images.to(home[HEAD_NAMES[0]])).double()
+    known = torch.cat([features, torch.ones_like(features[:, :1])], 1)
+    seen = torch.cat([gradient[HEAD_NAMES[0]], gradient[HEAD_NAMES[1]][:, None]], 1)
+    labels: Tensor = torch.linalg.lstsq(known.T, seen.T).solution.argmin(1)
+    return labels
+
+
+def _token_guess(victim: PosedVictim, evidence: Evidence, labels: Tensor) -> Guess | None:
+    """Return the guess of a transformer's batch with likely `labels`; None if its tokens were not separated."""
+    plan = victim.plan
+    known = values_digest(evidence.params or {}, evidence.observed, evidence.weight or {})
+    key = (known, evidence.noise, plan, tuple(labels.tolist()))
+    batch = SOLVED_BATCHES.of(key, partial(token_batch, evidence, plan, labels))
+    if batch is None or not bool(batch.images.isfinite().all()):
+        return None
+    image, residual = batch.images.clamp(*plan.data_range).float(), batch.layers[-1].residual
+    return Guess(x=image, y=batch.labels, confidence=residual**2, evaluations=batch.evaluations, layers=batch.layers)
+
+
 # -- Vision transformers with a learned position embedding --
 # The embedding of a patch is its projection plus a row of the position embedding, so that the row's gradient G_n is the
 # cotangent of patch n, and the projection's gradient is dW = sum_n G_n x_n^T: linear in the patches x_n.
@@ -335,13 +421,14 @@ CUT = 1e-7
 
 @dataclass(frozen=True)
 class PatchEmbedding:
-    """The projection of square patches that do not overlap (weight and bias), and the position embeddings it may have.
+    """The projection of patches that do not overlap (weight and bias), and the position embeddings it may have.
 
-    positions: names of parameters [..., at least N, D]. rows, columns: of patches, N together.
+    kernel: of a patch. positions: names of parameters [..., at least N, D]. rows, columns: of patches, N together.
     """
 
     weight: str
     bias: str | None
+    kernel: tuple[int, int]
     positions: tuple[str, ...]
     rows: int
     columns: int
@@ -353,13 +440,13 @@ class PatchEmbedding:
 
 
 def patch_embedding(plan: Plan, params: Params) -> PatchEmbedding | None:
-    """Return the patch embedding that a network begins with; None if it begins otherwise, or positions are fixed."""
+    """Return the patch embedding that a network begins with; None if it begins otherwise."""
     calls = walk(plan, params)
     if not calls or calls[0].name != "conv2d" or "weight" not in calls[0].parameters:
         return None
     conv, named = calls[0], calls[0].arguments
     name = conv.parameters["weight"]
-    kernel = tuple(params[name].shape[2:])
+    kernel = (params[name].shape[2], params[name].shape[3])
     plain = pair(named.get("padding", 0)) == (0, 0) and named.get("groups", 1) == 1 and not conv.is_frozen("bias")
     if pair(named.get("stride", 1)) != kernel or not plain or kernel == (1, 1):
         return None
@@ -373,7 +460,7 @@ def patch_embedding(plan: Plan, params: Params) -> PatchEmbedding | None:
         and rows * columns <= value[..., 0].numel()
         and value.shape[-2] == value[..., 0].numel() <= rows * columns + 16
     )
-    return PatchEmbedding(name, conv.parameters.get("bias"), positions, rows, columns) if positions else None
+    return PatchEmbedding(name, conv.parameters.get("bias"), kernel, positions, rows, columns)
 
 
 def patch_image(embedding: PatchEmbedding, evidence: Evidence, middle: float) -> Rebuilt | None:
