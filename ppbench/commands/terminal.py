@@ -72,13 +72,21 @@ NARROW, WIDE = 100, 130
 WIDER = "The page and a wider screen also have:"
 
 
-def glance(overview: Overview, width: int) -> Table:
-    """Return a table with one row per setting, or for several defenses one row each, that fits `width`.
+Column = tuple[str, Callable[[Setting], str]]
+"""A heading, and what the cell of a setting has."""
 
-    Its caption names the columns that do not fit and have figures.
-    """
-    single = len(overview.compared) == 1
-    columns: list[tuple[str, Callable[[Setting], str]]] = [
+
+def _columns_of(overview: Overview) -> list[Column]:
+    """Return the columns after the verdict; boards that ask nothing of an attack are about costs."""
+    if not overview.questions:
+        return [
+            ("upload", _ratio),
+            ("download", lambda v: _ratio(v, "down")),
+            ("memory", lambda v: _ratio(v, "memory")),
+            ("time", _time),
+            ("epsilon", lambda v: v.epsilon or "-"),
+        ]
+    return [
         ("accuracy", _accuracy),
         ("worst case", _leaked),
         ("labels", lambda v: _share(v.labels, "label_accuracy")),
@@ -88,14 +96,14 @@ def glance(overview: Overview, width: int) -> Table:
         ("epsilon", lambda v: v.epsilon or "-"),
         ("upload", _ratio),
     ]
-    if not overview.questions:
-        columns = [
-            ("upload", _ratio),
-            ("download", lambda v: _ratio(v, "down")),
-            ("memory", lambda v: _ratio(v, "memory")),
-            ("time", _time),
-            ("epsilon", lambda v: v.epsilon or "-"),
-        ]
+
+
+def glance(overview: Overview, width: int) -> Table:
+    """Return a table with one row per setting, or for several defenses one row each, that fits `width`.
+
+    Its caption names the columns that do not fit and have figures.
+    """
+    single, columns = len(overview.compared) == 1, _columns_of(overview)
     room = 2 if width < NARROW else 5 if width < WIDE else len(columns)
     columns, others = columns[:room], columns[room:]
     heads = ["setting" if single else "defense", *(["verdict"] if overview.questions else [])]
