@@ -142,8 +142,8 @@ def help_of(docstring: str) -> str:
     return "\n\n".join(text if "\n " in f"\n{text}" else text.replace("\n", " ") for text in paragraphs)
 
 
-for registered in (*app.registered_commands, *baseline.registered_commands):
-    registered.help = help_of((registered.callback and registered.callback.__doc__) or "")
+for _info in (*app.registered_commands, *baseline.registered_commands):
+    _info.help = help_of((_info.callback and _info.callback.__doc__) or "")
 
 
 def main(checked: bool = False) -> None:

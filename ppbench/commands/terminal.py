@@ -72,11 +72,11 @@ NARROW, WIDE = 100, 130
 WIDER = "The page and a wider screen also have:"
 
 
-Column = tuple[str, Callable[[Setting], str]]
+_Column = tuple[str, Callable[[Setting], str]]
 """A heading, and what the cell of a setting has."""
 
 
-def _columns_of(overview: Overview) -> list[Column]:
+def _columns_of(overview: Overview) -> list[_Column]:
     """Return the columns after the verdict; boards that ask nothing of an attack are about costs."""
     if not overview.questions:
         return [
