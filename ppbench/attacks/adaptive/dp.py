@@ -56,7 +56,7 @@ class AdaptiveDP(Attack):
     box: NonNegative = 100.0
 
     name: ClassVar[str] = "adaptive_dp"
-    version: ClassVar[str] = "7"
+    version: ClassVar[str] = "6"
     kind: ClassVar[Kind] = "reconstruction"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"dp", "dp_sgd"})
@@ -238,7 +238,7 @@ class AdaptivePPDL(AdaptiveDP):
     """
 
     name: ClassVar[str] = "adaptive_ppdl"
-    version: ClassVar[str] = "7"
+    version: ClassVar[str] = "6"
     targets: ClassVar[frozenset[str] | None] = frozenset({"ppdl"})
     reference: ClassVar[str] = "this project; gradient matching of Zhu, Liu and Han 2019 with a mask"
 

@@ -26,7 +26,7 @@ class AdaptiveSPN(FeatureInversion):
     """Linear systems, else feature inversion, by what SPN leaves exact: the public head's gradient."""
 
     name: ClassVar[str] = "adaptive_spn"
-    version: ClassVar[str] = "7"
+    version: ClassVar[str] = "6"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"spn"})
     contains: ClassVar[str] = "feature_inversion"

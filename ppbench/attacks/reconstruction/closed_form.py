@@ -92,7 +92,7 @@ class ClosedForm(Attack):
     """
 
     name: ClassVar[str] = "closed_form"
-    version: ClassVar[str] = "4"
+    version: ClassVar[str] = "3"
     exact: ClassVar[bool] = True
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")

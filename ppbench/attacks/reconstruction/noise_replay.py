@@ -70,7 +70,7 @@ class NoiseReplay(IDLG):
     """
 
     name: ClassVar[str] = "noise_replay"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "1"
     standard: ClassVar[bool] = True
     quick: ClassVar[bool | Literal["unaware", "foreign"]] = "foreign"
     reads_alone: ClassVar[bool] = True

@@ -2,7 +2,6 @@
 
 Let r_i [D] be the stream behind the first block's attention at the M tokens of a batch, h_i its MLP's hidden layer, A
 and B the MLP's weights. With a cotangent of the stream at every token,
-
     dA = sum_i d_i (C r_i)^T diag(norm)    and    dB = sum_i g_i h_i^T
 
 have rank M. The row space of dA holds all r_i, that of dB all h_i. So r = X t, with a known X [D, M], is a token only
@@ -27,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.functional import fold, unfold
 from torch.overrides import TorchFunctionMode
@@ -467,27 +465,27 @@ class TokenSearch:
 
     def tokens(self, batch: int) -> Tensor | None:
         """Return the coordinates [N, B, M] of the patches' tokens; None if not all were separated."""
-        found: list[list[Tensor]] = [[] for _ in range(self.space.block.count)]
+        tokens_at: list[list[Tensor]] = [[] for _ in range(self.space.block.count)]
         known = self.space.stream.new_zeros(0, self.space.stream.shape[1])
         draws, starts = torch.Generator().manual_seed(0), 1
         for _ in range(batch + RETRIES):
-            todo = [n for n, own in enumerate(found) if len(own) < batch]
+            todo = [n for n, own in enumerate(tokens_at) if len(own) < batch]
             if not todo:
-                return self.polished(found)
-            (t, right), before = self._candidates(todo, found, known, starts, draws), len(known)
+                return self.polished(tokens_at)
+            (t, right), before = self._candidates(todo, tokens_at, known, starts, draws), len(known)
             for n, hits, ways in zip(todo, right.view(-1, starts), t.view(len(todo), starts, -1), strict=True):
                 if bool(hits.any()):
-                    found[n].append(ways[int(hits.int().argmax())])
-                    known = torch.cat([known, self.space.dual(found[n][-1])[None]])
+                    tokens_at[n].append(ways[int(hits.int().argmax())])
+                    known = torch.cat([known, self.space.dual(tokens_at[n][-1])[None]])
             if not len(known):
                 return None
             starts = 1 if len(known) - before == len(todo) else STARTS
-        return self.polished(found) if all(len(own) == batch for own in found) else None
+        return self.polished(tokens_at) if all(len(own) == batch for own in tokens_at) else None
 
     def _candidates(
         self,
         todo: Sequence[int],
-        found: Sequence[Sequence[Tensor]],
+        tokens_at: Sequence[Sequence[Tensor]],
         known: Tensor,
         starts: int,
         draws: torch.Generator,
@@ -501,16 +499,16 @@ class TokenSearch:
         grey = torch.full((len(base), len(self.space.patches)), self._middle, dtype=torch.float64)
         t = self.started(base, free, grey)
         if starts > 1:
-            every = torch.stack([one for own in found for one in own] or [*t]) @ free
+            every = torch.stack([one for own in tokens_at for one in own] or [*t]) @ free
             t = t + torch.randn(len(t), free.shape[1], generator=draws, dtype=t.dtype) * every.std(0) @ free.T
         t = self.settled(t, free, SEARCH_STEPS, PRIOR)
         t = self.settled(t, free, SEARCH_STEPS, 0.0)
         return t, self.true(t, free)
 
-    def polished(self, found: Sequence[Sequence[Tensor]]) -> Tensor | None:
+    def polished(self, tokens_at: Sequence[Sequence[Tensor]]) -> Tensor | None:
         """Return tokens [N, B, M] corrected by their own equations alone; None if one of them became another."""
         nobody, ends, right = self.space.stream.new_zeros(0, self.space.stream.shape[1]), list[Tensor](), True
-        for n, own in enumerate(found):
+        for n, own in enumerate(tokens_at):
             base, free = self.affine(self.space.block.first + n, nobody, range(len(self.space.block.base)))
             ends.append(self.settled(base + (torch.stack([*own]) - base) @ free @ free.T, free, POLISH_STEPS, 0.0))
             right &= bool(self.true(ends[-1], free).all())
@@ -568,6 +566,8 @@ def _members(output: Tensor, certain: Tensor, parts: Tensor, batch: int) -> Tens
 
 def patches_of_images(space: TokenSpace, tokens: Tensor) -> Tensor:
     """Return patches [B, N, P] of each image, of tokens [N, B, M]."""
+    from scipy.optimize import linear_sum_assignment  # half a second, which most evaluations need not pay
+
     count, batch = tokens.shape[:2]
     together = attended(space, tokens).clamp(-0.5, 1.5)
     score = (together + together.T).view(count, batch, count, batch)
