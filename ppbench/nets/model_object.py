@@ -17,7 +17,7 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.vision import importable
 from ppbench.nets import user_model
-from ppbench.nets.classifier import UserNetwork
+from ppbench.nets.classifier import Classifier, UserNetwork
 from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
 
 
@@ -52,7 +52,8 @@ def held_network(
             raise UsageError(_failed_pass(module, shape, data_range, cause)) from cause
     start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
     net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
-    names_here = {classifier.own_name(n) if isinstance(classifier, UserNetwork) else n: n for n in start}
+    converted = isinstance(classifier, UserNetwork) and not isinstance(module, Classifier)  # else names are the module's
+    names_here = {classifier.own_name(n) if converted else n: n for n in start}
     return HeldNetwork(spec, {names_here[n]: n for n, value in module.named_parameters() if value.requires_grad})
 
 
