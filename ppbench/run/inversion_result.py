@@ -67,12 +67,13 @@ class Inverted:
 
     Attributes:
         x: the inputs that it found, [B, *shape] float32 on the CPU, not clipped, in no particular order.
-        y: their labels [B] int64, in the order of `x`; None if the attack names no labels.
+        y: their labels in the order of `x`: classes [B] int64, or of losses without classes numbers [B, C] float32 ([B]
+            of one output); None if the attack names none, or the loss is a function of unknown labels.
         mismatch: share of the gradient's squared norm that `x` and `y` do not explain: 0 for all explained, 1 for what
             explains nothing, more for worse. None without `y`. Alone it decides nothing, see `solved_mismatch`.
         evaluations: gradients that the attack computed.
         data_range: of an input's values.
-        scale: what the gradient was divided by: the factor by which it differs from that of the mean cross-entropy; 1
+        scale: what the gradient was divided by: the factor by which it differs from that of the mean loss; 1
             where none was found.
         budget: gradients that the attack might compute; None where it has no such parameter.
         planted: the result of the same attack on a gradient whose inputs are known; None if that was not run.
@@ -80,6 +81,7 @@ class Inverted:
         training: optimizer of the local steps behind the update; None for a gradient.
         attack: name of the attack that answered.
         layers: of an attack that computes inputs layer by layer, how well each was determined.
+        loss: the loss's name.
     """
 
     x: Tensor
@@ -94,6 +96,7 @@ class Inverted:
     training: Literal["sgd", "adam"] | None = None
     attack: str = ""
     layers: tuple[SolvedLayer, ...] = ()
+    loss: str = "cross_entropy"
 
     @property
     def converged(self) -> bool | None:
@@ -155,8 +158,13 @@ class Inverted:
     def _scaled(self) -> str:
         if self.unexplained:
             mend = "if it is a sum over the batch or was scaled, divide that out"
-            return f"No factor was found that makes the last layer's gradient one of the mean cross-entropy; {mend}."
-        return "" if self.scale == 1 else f"The gradient is {self.scale:.6g} times that of the mean cross-entropy."
+            return f"No factor was found that makes the last layer's gradient one of {self._mean_loss}; {mend}."
+        return "" if self.scale == 1 else f"The gradient is {self.scale:.6g} times that of {self._mean_loss}."
+
+    @property
+    def _mean_loss(self) -> str:
+        named = self.loss if " with " in self.loss else f"loss {self.loss!r}"
+        return f"the mean {'cross-entropy' if self.loss == 'cross_entropy' else named}"
 
     def _explained(self) -> str:
         if self.mismatch is None:
@@ -183,7 +191,7 @@ class Inverted:
         """Other possible causes if a solved batch leaves far less, a clause."""
         losses = "weight decay, label smoothing, class weights, another loss, noise, a mask or hook, another mode"
         if self.training is None:
-            return f"the gradient is not that of the mean cross-entropy of such a batch (a sum, {losses})"
+            return f"the gradient is not that of {self._mean_loss} of such a batch (a sum, {losses})"
         wrong = "end minus start instead of start minus end, another lr, local_epochs, batch_size or optimizer"
         return f"the update is not that of such local steps ({wrong}; {losses})"
 

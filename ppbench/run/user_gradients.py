@@ -10,6 +10,7 @@ from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from scipy.optimize import least_squares
 from scipy.special import softmax
@@ -19,8 +20,9 @@ from torch.nn import Module
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.tree import Params
 from ppbench.metrics.intervals import Floats
+from ppbench.nets.classifier import HEAD_NAMES
 from ppbench.nets.model_object import HeldNetwork
-from ppbench.nets.net import Net
+from ppbench.nets.net import Net, OwnLoss
 from ppbench.run.user_inputs import describe_value, to_dense
 
 Gradient = Sequence[Any] | Mapping[str, Any] | Tensor
@@ -393,3 +395,92 @@ def _unlike(expected: Floats, observed: Floats) -> float:
     """Return the least squared distance of any positive multiple of `expected` from `observed`."""
     factor = max(float(expected @ observed) / max(float(expected @ expected), TINY), 0.0)
     return float(((observed - factor * expected) ** 2).sum())
+
+
+# -- Other losses, and labels that are no classes: one example, whose outputs and cotangent the last layer shows --
+# Of one example the last layer's gradient is dW = s a f^T and db = s a, with a = dL/dz: the features f = dW_k / db_k
+# and the outputs z = W f + b do not depend on the factor s, so each possible label predicts a up to s.
+
+FITTED = 1e-9
+"""Relative squared distance up to which a label explains the cotangent: rounding of the outputs leaves 1e-12."""
+
+
+def cotangent_of(loss: OwnLoss, z: Tensor, y: Tensor) -> Tensor:
+    """Return dL/dz [C] of the mean loss of one example with outputs z [C] and target y [C]."""
+    z, y = z.detach().double()[None], y.double()[None]
+    with torch.enable_grad():
+        z.requires_grad_()
+        (slope,) = torch.autograd.grad(loss.function(z, y).sum(), z)
+    shares = loss.shares(y)
+    return slope[0] if shares is None else slope[0] / shares
+
+
+def fitted_label(gradient: Params, start: Params, loss: OwnLoss, rows: Tensor) -> tuple[float, int] | None:
+    """Return the factor of one example's gradient, and which of possible targets `rows` [K, C] explains it.
+
+    Positive factors near 1 come first where several do. None: none of them, or the last layer is not of one example.
+    """
+    weight, bias = (start[name].detach().cpu().double() for name in HEAD_NAMES)
+    by_weight, by_bias = (gradient[name].detach().cpu().double() for name in HEAD_NAMES)
+    largest = int(by_bias.abs().argmax())
+    features = by_weight[largest] / by_bias[largest]
+    rest = (by_weight - by_bias[:, None] * features).square().sum() / by_weight.square().sum().clamp(min=TINY)
+    if weight.dim() != 2 or not bool(features.isfinite().all()) or float(rest) > FITTED:
+        return None
+    fits = list[tuple[bool, float, float, int]]()
+    for place, row in enumerate(rows):
+        slope = cotangent_of(loss, weight @ features + bias, row)
+        factor = float(by_bias @ slope / (slope @ slope).clamp(min=TINY))
+        left = (by_bias - factor * slope).square().sum() / by_bias.square().sum()
+        if float(left) <= FITTED and factor:
+            fits.append((factor < 0, abs(math.log(abs(factor))), factor, place))
+    return None if not fits else (_rounded(min(fits)[2]), min(fits)[3])
+
+
+# -- Weight decay inside a gradient: t times the weights, with t such that the last layer's gradient has rank B again --
+
+
+def decay_of(gradient: Params, start: Params, batch: int) -> float | None:
+    """Return t of a gradient that holds t times the weights, for fewer examples than classes; None: no t explains it.
+
+    A = [dW, db] - t [W, b] has rank B, so that t is a generalized eigenvalue of B + 1 random combinations of its rows
+    and columns; of these the one counts that leaves least beyond the rank.
+    """
+    if any(name not in gradient or gradient[name].dim() != 2 - place for place, name in enumerate(HEAD_NAMES)):
+        return None
+    seen, own = (
+        torch.cat([tree[n].detach().cpu().double().view(len(tree[n]), -1) for n in HEAD_NAMES], 1).numpy()
+        for tree in (gradient, start)
+    )
+    if min(seen.shape) <= batch + 1:
+        return None
+    draws = np.random.default_rng(0)
+    left, right = draws.standard_normal((batch + 1, len(seen))), draws.standard_normal((seen.shape[1], batch + 1))
+    candidates = scipy.linalg.eigvals(left @ seen @ right, left @ own @ right)
+    real = [0.0, *(float(t.real) for t in candidates if np.isfinite(t) and abs(t.imag) <= 1e-3 * abs(t))]
+
+    def beyond(t: float) -> float:
+        sizes = np.linalg.svd(seen - t * own, compute_uv=False)
+        return float((sizes[batch:] ** 2).sum() / (sizes**2).sum())
+
+    best = min(real, key=beyond)
+    return best if beyond(best) <= FITTED else None
+
+
+def without_decay(gradient: Params, start: Params, decay: float | None, examples: int, steps: bool) -> Params:
+    """Return a gradient of so many examples without `decay` times the weights; None: an unknown multiple (`decay_of`).
+
+    UsageError: no number, or it cannot be known here.
+    """
+    if decay == 0 and not isinstance(decay, bool):
+        return gradient
+    if steps:
+        raise UsageError("weight_decay is of one gradient; several local steps with it are not simulated: leave it 0.")
+    if decay is None:
+        decay = decay_of(gradient, start, examples)
+    elif isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1e6:
+        raise UsageError(f"weight_decay={shown(decay)} cannot be used; it must be 0 or more, or None if it is unknown.")
+    if decay is None:
+        right = "give the number; it is read off a last nn.Linear with a bias, of fewer examples than classes"
+        raise UsageError(f"weight_decay=None cannot be used here: no multiple of the weights explains it; {right}.")
+    return {name: value - decay * start[name].to(value) for name, value in gradient.items()}
