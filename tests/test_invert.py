@@ -154,7 +154,9 @@ def test_searches_of_the_default_follow_the_network(
 ) -> None:
     plan = Plan(net_spec("cnn" if kinks else "dlnet", SHAPE, 10), 1, Local("gradient"))
     assert module._searches(plan, batch, single) == names
-    assert module._searches(replace(plan, local=replace(plan.local, upload="delta")), batch, single) == ("dlg",)
+    assert module._searches(replace(plan, local=replace(plan.local, upload="delta")), batch, single) == (
+        "fedavg_inversion",
+    )
 
 
 # -- what is found ----------------------------------------------------------------------------------------------------

@@ -5,10 +5,13 @@ The best that is known of one image is what linear systems give, 100 dB; `best` 
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -288,3 +291,99 @@ def test_what_is_refused_says_why_and_what_would_work(name: str, digits: Data) -
         inverted(case, digits)
     sentence = str(error.value)
     assert words in sentence and "\n" not in sentence and sentence.endswith((".", "?")) and len(sentence) < 400
+
+
+# -- updates ----------------------------------------------------------------------------------------------------------
+def trained(model: nn.Module, x: Tensor, y: Tensor, lr: float, epochs: int, size: int) -> nn.Module:
+    """Return a copy of a model after plain SGD in order, by torch's own optimizer."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for start in [i for _ in range(epochs) for i in range(0, len(x), size)]:
+        optimizer.zero_grad()
+        CE(model(x[start : start + size]), y[start : start + size]).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_two_state_dicts_are_a_step_of_any_rate_at_the_first_ones_weights(prefix: str, digits: Data) -> None:
+    model, x, y = lenet(), digits.x[:1], digits.y[:1].argmax(1)
+    after = trained(model, x, y, 0.05, 1, 1)
+    pair = tuple({prefix + n: v for n, v in m.state_dict().items()} for m in (model, after))
+    torch.manual_seed(1)
+    other = copy.deepcopy(model).apply(lambda layer: layer.reset_parameters() if hasattr(layer, "bias") else None)
+    kept = copy.deepcopy(other.state_dict())
+    result = ppbench.invert(other, pair, SHAPE, planted=False)
+    assert result.psnr(x)[0] > 40 and result.scale == pytest.approx(0.05, rel=1e-3) and torch.equal(result.y, y)
+    assert all(torch.equal(value, kept[name]) for name, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("form", ["pair", "start minus end", "end minus start", "end minus start, labels known"])
+def test_an_update_of_several_steps_has_its_sign_found(form: str, digits: Data) -> None:
+    model, x, y = lenet(), digits.x[:2], digits.y[:2].argmax(1)
+    after = trained(model, x, y, 0.1, 3, 2)
+    before_, after_ = model.state_dict(), after.state_dict()
+    sign = -1.0 if form.startswith("end") else 1.0
+    change = {name: sign * (value - after_[name]) for name, value in before_.items()}
+    training: dict[str, Any] = {"lr": 0.1, "local_epochs": 3, "batch_size": 2}
+    options = {"training": training, "batch": 2, "planted": False, "budget": 300}
+    known = y if form.endswith("known") else None
+    result = ppbench.invert(model, (before_, after_) if form == "pair" else change, SHAPE, known, **options)
+    assert min(result.psnr(x)) > 25 and result.scale == sign and result.attack == "fedavg_inversion"
+    assert ("end minus start; its sign was changed" in result.summary) == (sign < 0)
+
+
+def test_an_update_is_refused_with_what_to_give(digits: Data) -> None:
+    model = lenet()
+    pair = (model.state_dict(), trained(model, digits.x[:1], digits.y[:1].argmax(1), 0.1, 1, 1).state_dict())
+    cases: tuple[tuple[Any, dict[str, Any], str], ...] = (
+        (pair, {"attack": "fedavg_inversion"}, 'simulates several local steps; give training={"lr": 0.1, '),
+        (pair, {"training": {"local_epochs": 2}}, "leave out training= for one step, whose rate is fitted"),
+        (
+            (pair[0], {"0.weight": pair[0]["0.weight"]}),
+            {},
+            "one lacks '0.bias' or has another shape; give both as state",
+        ),
+        ((pair[0], {"0.wieght": 1.0}), {}, "did you mean '0.weight'"),
+        ((pair[0], pair[0]), {}, "The gradient is zero in all parameters"),
+    )
+    for update, options, words in cases:
+        with pytest.raises(UsageError) as error:
+            ppbench.invert(model, update, SHAPE, **options)
+        assert words in str(error.value) and "\n" not in str(error.value), str(error.value)
+
+
+# -- what comes back --------------------------------------------------------------------------------------------------
+def test_a_result_is_one_line_and_a_picture_of_matched_images(digits: Data) -> None:
+    case = Case(perceptron, CE, options={"batch": 2}, examples=2)
+    result, x, _ = inverted(case, digits)
+    pattern = r"<Inverted 2 inputs of \(1, 8, 8\) by 'spear', labels \[\d, \d\], mismatch \S+ \(blind \S+\)>"
+    assert re.fullmatch(pattern, repr(result))
+    assert result.blind_mismatch is not None and result.mismatch is not None
+    assert result.mismatch < 1e-10 < 0.1 < result.blind_mismatch
+    assert f"by the best constant image {result.blind_mismatch:.1e}." in result.summary
+    assert result._repr_png_() is not None and result._repr_png_()[:4] == b"\x89PNG"
+    pixels = torch.from_numpy(np.array(result.show(x.flip(0)))).double() / 255
+    assert pixels.shape == (2 * 96 + 4, 2 * 96 + 4, 3)
+    above, below = pixels[:96, :, 0], pixels[100:, :, 0]
+    assert torch.allclose(above, below, atol=2 / 255) and not torch.allclose(above, below.flip(1), atol=0.5)
+    assert torch.allclose(above[::12, :96:12], x[1, 0].double(), atol=1 / 255)
+
+
+def test_what_is_no_image_is_not_shown(digits: Data) -> None:
+    model = nn.Sequential(nn.Linear(64, 10))
+    gradient = torch.autograd.grad(CE(model(digits.x[:1].flatten(1)), torch.tensor([3])), list(model.parameters()))
+    result = ppbench.invert(model, gradient, (64,), planted=False)
+    assert result._repr_png_() is None
+    with pytest.raises(UsageError, match=re.escape("Inputs of shape (64,) cannot be shown; only images (1, H, W)")):
+        result.show()
+
+
+@pytest.mark.parametrize(("examples", "batch"), [(3, 3), (3, 1), (1, 1), (2, 1)])
+def test_a_larger_batch_than_stated_is_said(examples: int, batch: int, digits: Data) -> None:
+    case = Case(perceptron, CE, options={"batch": batch, "attack": "analytic"}, examples=examples)
+    result, *_ = inverted(case, digits)
+    assert result.least_batch == examples
+    assert (f"has rank {examples}, more than 1 example can give: the batch is larger" in result.summary) == (
+        batch < examples
+    )

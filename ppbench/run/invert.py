@@ -41,7 +41,16 @@ from ppbench.run.experiment import built_for, make_attack, make_defense
 from ppbench.run.inversion_result import ALIKE, ROUNDING, Inverted, Planted, mix_with_noise, planted_of, variants
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
-from ppbench.run.user_gradients import Gradient, fitted_label, read_gradient, scale_of, without_decay
+from ppbench.run.user_gradients import (
+    Gradient,
+    fitted_label,
+    least_batch,
+    read_gradient,
+    scale_of,
+    sign_of,
+    start_and_change,
+    without_decay,
+)
 from ppbench.run.user_inputs import (
     ClassLabels,
     ClassWeights,
@@ -66,10 +75,14 @@ EXACT = ("closed_form", "peel", "spear", "spear_features")
 """Attacks of the default that are tried first: they compute layers one by one."""
 SEARCH, KINKED_SEARCH, BY_FEATURES = "dlg", "ig", "feature_inversion"
 """Searches of the default: on smooth networks, on convolutions with kinks, and beside them by the head's features."""
+OF_STEPS = "fedavg_inversion"
+"""The only attack of the default that simulates several local steps."""
 GUIDED_SEARCH = "ig_features"
 """Takes the place of `KINKED_SEARCH` where it suits: where the features can be read."""
 SOLVED, SOLVED_WITH_KINKS = 1e-10, 1e-4
 """Misfit up to which an answer needs no search; with kinks a search leaves 1e-3 of good ones (docs/benchmarks.md)."""
+BLIND_LEVELS = 5
+"""Constant images that the best blind input is one of."""
 STEP_OPTIONS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
 """Options that describe the local steps behind a change of weights."""
 BY_SOFTMAX = ("closed_form", "spear_features", "feature_inversion")
@@ -109,7 +122,8 @@ def invert(
             `torch.autograd.grad` gives it: one tensor a parameter that requires a gradient, or all parameters, or all
             of `model.state_dict()`, in their order; or by name, as `{n: p.grad for n, p in model.named_parameters()}`;
             or one vector. Arrays of NumPy and lists of floats will do, and names with what wrappers put before them.
-            None stands for a parameter that the network does not use.
+            None stands for a parameter that the network does not use. Or an update, as (before, after): two state
+            dicts, of which the first replaces the model's weights; without `training` it is one step of any rate.
         shape: of one input, without the batch, as (3, 32, 32).
         labels: the batch's classes [B], if the attacker knows them; under other losses rows of numbers [B, C].
         attack: a reconstruction attack: its name in `ppbench list attacks`, or an object of `load_attack`. By default
@@ -128,14 +142,14 @@ def invert(
         data_range: least and greatest value of an input, where searches begin (in its middle) and end.
         planted: whether the attack runs once more, on a gradient of known inputs (its answer, half noise), to learn
             what mismatch a solved batch leaves (`Inverted.solved_mismatch`): a second search, of the same budget.
-        training: if `gradient` is start minus end of several local steps, the options of those steps: lr,
+        training: if `gradient` is the change of weights in several local steps, the options of those steps: lr,
             local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate` takes them.
         parameters: of the attack, by default of the search, as `budget=3000`.
 
     Raises UsageError, one sentence: an argument cannot be used, or the attack needs more than a gradient.
     """
     check_real(model)
-    module = unwrapped(model)
+    module, gradient = start_and_change(gradient, unwrapped(model))
     named, bounds = user_loss(loss, label_smoothing, class_weights), range_of(data_range)
     other = named.targets != "classes"
     network = held_network(module, shape_of(shape), bounds, output=output_of(output), any_output=other)
@@ -165,7 +179,9 @@ def invert(
         answer = _result(chosen, view, guess, targets)
         control = _planted(chosen, plan, start, challenge, answer, seeds, targets) if planted else None
         optimizer = plan.local.opt.name if steps else None
-        answer = replace(answer, y=targets.answered(guess, network, named.word), loss=plan.loss_name)
+        blind, shown_least = _blind_mismatch(chosen, view, guess, targets), 0 if steps else least_batch(seen)
+        answer = replace(answer, blind_mismatch=blind, least_batch=shown_least, loss=plan.loss_name)
+        answer = replace(answer, y=targets.answered(guess, network, named.word))
         return replace(answer, planted=control, unexplained=targets.unexplained, training=optimizer)
 
 
@@ -187,7 +203,7 @@ def view_of(plan: Plan, params: Params, gradient: Params) -> View:
 def _searches(plan: Plan, batch: int, single: bool) -> tuple[str, ...]:
     """Return the searches of the default; `single`: the first alone, because the user set its parameters."""
     if plan.local.upload != "gradient":
-        return (SEARCH,)
+        return (OF_STEPS,)
     kinks = has_kinks(plan.net)
     guided = kinks and make_attack(GUIDED_SEARCH).suits(plan)
     first = GUIDED_SEARCH if guided else KINKED_SEARCH if kinks else SEARCH
@@ -199,7 +215,8 @@ def _best_answer(
 ) -> tuple[Attack, Guess]:
     """Return the attack and the guess that explain the gradient best; no search where layers could be computed."""
     answers, solved = list[tuple[Attack, Guess]](), SOLVED_WITH_KINKS if has_kinks(view.plan.net) else SOLVED
-    for attack in (*map(make_attack, EXACT), *searches):
+    exact = EXACT if view.plan.local.upload == "gradient" else ()
+    for attack in (*map(make_attack, exact), *searches):
         if not _obstacle(attack, view, challenge):
             guess = _answer(attack, view, challenge, seeds)
             answers.append((attack, guess))
@@ -240,6 +257,15 @@ def _mismatch(attack: Attack, view: View, guess: Guess, targets: Targets) -> flo
     reader = view.defense if view.plan.local.upload == "gradient" else attack  # an attack simulates local steps
     evidence = reader.evidence(view)[0]
     return at_truth(evidence, guess.x[None].to(evidence.device), y[None].to(evidence.device))
+
+
+def _blind_mismatch(attack: Attack, view: View, guess: Guess, targets: Targets) -> float | None:
+    """Return the least mismatch of constant images of five levels in the place of a guess, None without labels."""
+    if guess.x is None:
+        return None
+    levels = torch.linspace(*view.plan.data_range, BLIND_LEVELS).tolist()
+    blind = [_mismatch(attack, view, replace(guess, x=torch.full_like(guess.x, v)), targets) for v in levels]
+    return min((left for left in blind if left is not None and math.isfinite(left)), default=None)
 
 
 def _planted(
@@ -300,7 +326,8 @@ def _plan(
         if name not in STEP_OPTIONS:
             raise unknown("option of local steps", str(name), STEP_OPTIONS)
     if "lr" not in training:
-        raise UsageError(f"training={shown(training)} lacks the learning rate; give it, as {HOW}.")
+        right = f"give it, as {HOW}, or leave out training= for one step, whose rate is fitted"
+        raise UsageError(f"training={shown(training)} lacks the learning rate; {right}.")
     options: dict[str, Any] = {"optimizer": "sgd", "batch_size": batch, **training}
     config = configure(defense="none", clients=1, upload="delta", decay_at=(), schedule="parallel", **options)
     return replace(plan_on(config, spec, data_range), loss=loss)
@@ -480,7 +507,7 @@ def _batch(batch: int | None, labels: int | None) -> int:
 def _scaled(targets: Targets, gradient: Params, start: Params, steps: bool) -> Targets:
     """Return targets of classes with the factor that the last layer shows."""
     if steps:
-        return targets
+        return replace(targets, scale=sign_of(gradient, targets.batch, targets.y))
     if not isinstance(targets.loss, OwnLoss):
         fitted = scale_of(gradient, start, targets.batch, targets.y)
     elif targets.batch > 1 or not {*HEAD_NAMES} <= gradient.keys():

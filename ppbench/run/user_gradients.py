@@ -22,6 +22,7 @@ from ppbench.base.tree import Params
 from ppbench.metrics.intervals import Floats
 from ppbench.nets.classifier import HEAD_NAMES
 from ppbench.nets.model_object import HeldNetwork
+from ppbench.nets.modes import copied
 from ppbench.nets.net import Net, OwnLoss
 from ppbench.run.user_inputs import describe_value, to_dense
 
@@ -157,6 +158,47 @@ def _by_name(gradient: Any, module: Module, names: Names) -> dict[str, Any]:
     if isinstance(values, list):
         values = _in_order(values, names)
     return _by_own_name(values, names)
+
+
+def start_and_change(update: Any, module: Module) -> tuple[Module, Gradient]:
+    """Return a network at the start of an update and start minus end, from a pair (before, after) of state dicts.
+
+    Any other update is returned as it is, with `module` itself, which is never changed. UsageError: the dicts lack a
+    parameter, or hold other shapes.
+    """
+    if not isinstance(update, tuple | list) or len(update) != 2 or not all(isinstance(p, Mapping) for p in update):
+        return module, update
+    parameters, state = tuple(name for name, _ in module.named_parameters()), tuple(module.state_dict())
+    names = Names(parameters, parameters, state)
+    before, after = ({n: to_dense(v) for n, v in _by_own_name(part, names).items()} for part in update)
+    start, change = copied(module), dict[str, Tensor]()
+    own = start.state_dict()
+    for name in parameters:
+        ends = before.get(name), after.get(name)
+        if any(end is None or end.shape != own[name].shape for end in ends):
+            right = f"give both as state dicts of the model, with {name!r} of shape {tuple(own[name].shape)}"
+            raise UsageError(f"Of the pair (before, after), one lacks {name!r} or has another shape; {right}.")
+        first, last = (end.to(torch.float64).cpu() for end in ends if end is not None)
+        change[name] = (first - last).float()
+    with torch.no_grad():
+        for name, value in before.items():
+            if value is not None and value.shape == own[name].shape:
+                own[name].copy_(value)
+    return start, change
+
+
+def sign_of(change: Params, batch: int, y: Tensor | None) -> float:
+    """Return -1 if an update of several steps under cross-entropy seems to be end minus start, else 1.
+
+    Start minus end of the head's bias sums the gradients p - onehot(y): negative at the labels, which `y` [B, C] may
+    state, and in no more than `batch` entries.
+    """
+    bias = change.get("head.bias")
+    if bias is None:
+        return 1.0
+    if y is not None:
+        return -1.0 if float(bias.cpu() @ y.sum(0)) > 0 else 1.0
+    return -1.0 if int((bias > 0).sum()) <= batch < int((bias < 0).sum()) else 1.0
 
 
 def _are_floats(gradient: Any) -> bool:
@@ -438,6 +480,19 @@ def fitted_label(gradient: Params, start: Params, loss: OwnLoss, rows: Tensor) -
 
 
 # -- Weight decay inside a gradient: t times the weights, with t such that the last layer's gradient has rank B again --
+
+
+SHOWN = 1e-5
+"""Smallest singular value, relative to the largest, that counts as an example; rounding to float32 leaves 1e-7."""
+
+
+def least_batch(gradient: Params) -> int:
+    """Return the rank of the last layer's gradient, to which each example adds 1 at most; 0 without that layer."""
+    if not {*HEAD_NAMES} <= gradient.keys() or gradient["head.weight"].dim() != 2:
+        return 0
+    weight, bias = (gradient[name].detach().cpu().double() for name in HEAD_NAMES)
+    sizes = torch.linalg.svdvals(torch.cat([weight, bias[:, None]], 1))
+    return int((sizes > SHOWN * sizes[0]).sum())
 
 
 def decay_of(gradient: Params, start: Params, batch: int) -> float | None:
