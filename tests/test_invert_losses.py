@@ -88,6 +88,19 @@ class Case:
     decay: float = 0.0
 
 
+def pooled() -> nn.Module:
+    """Return a network whose head is a 1x1 convolution, its maps averaged."""
+    torch.manual_seed(0)
+    head = (nn.Conv2d(12, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(nn.Conv2d(1, 12, 5, padding=2), nn.Sigmoid(), *head)
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 10))
+    model[3].weight = model[1].weight
+    return model
+
+
 def mean(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda z, y: function(z, y).mean()
 
@@ -171,6 +184,7 @@ REBUILT = {
     ),
     "weight decay under bce": Case(perceptron, BCE, HOT, {"loss": "bce", "weight_decay": None}, decay=1e-3),
     "a dict": Case(lambda: Answer("dict"), lambda z, y: CE(z["logits"], y), options={"output": "logits"}),
+    "a head of a 1x1 convolution": Case(pooled, CE, options={"budget": 400}, best=20.0),
     "a tuple": Case(lambda: Answer("tuple"), lambda z, y: CE(z[1], y), options={"output": 1}),
     "an object": Case(lambda: Answer("object"), lambda z, y: CE(z.logits, y), options={"output": "logits"}),
 }  # fmt: skip
@@ -280,6 +294,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "another index": (
         Case(lambda: Answer("tuple"), lambda z, y: CE(z[1], y), options={"output": 2}), "output=2; it has 0, 1."
     ),
+    "tied weights": (Case(tied, CE), "uses one parameter under two names; give each layer its own"),
     "no key": (Case(lenet, CE, options={"output": 1.5}), "output=1.5 cannot be used; give the key, index or attribute"),
 }  # fmt: skip
 

@@ -187,6 +187,10 @@ def start_and_change(update: Any, module: Module) -> tuple[Module, Gradient]:
     return start, change
 
 
+ALONG = 0.5
+"""Cosine of the bias's change and the labels' counts from which the change is end minus start."""
+
+
 def sign_of(change: Params, batch: int, y: Tensor | None) -> float:
     """Return -1 if an update of several steps under cross-entropy seems to be end minus start, else 1.
 
@@ -197,7 +201,8 @@ def sign_of(change: Params, batch: int, y: Tensor | None) -> float:
     if bias is None:
         return 1.0
     if y is not None:
-        return -1.0 if float(bias.cpu() @ y.sum(0)) > 0 else 1.0
+        excess = y.sum(0) - y.sum(0).mean()  # 0 where classes are balanced, which shows nothing
+        return -1.0 if float(bias.cpu() @ excess) > ALONG * float(bias.norm() * excess.norm()) else 1.0
     return -1.0 if int((bias > 0).sum()) <= batch < int((bias < 0).sum()) else 1.0
 
 
