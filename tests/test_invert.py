@@ -154,7 +154,9 @@ def test_searches_of_the_default_follow_the_network(
 ) -> None:
     plan = Plan(net_spec("cnn" if kinks else "dlnet", SHAPE, 10), 1, Local("gradient"))
     assert module._searches(plan, batch, single) == names
-    assert module._searches(replace(plan, local=replace(plan.local, upload="delta")), batch, single) == ("dlg",)
+    assert module._searches(replace(plan, local=replace(plan.local, upload="delta")), batch, single) == (
+        "fedavg_inversion",
+    )
 
 
 # -- what is found ----------------------------------------------------------------------------------------------------
@@ -221,6 +223,17 @@ def test_modes_mean_what_they_mean_in_torch(name: str, mode: str) -> None:
     (evidence,) = plain_evidence(view_of(plan, network.spec.start, seen))
     assert at_truth(evidence, x[None], torch.eye(10)[y][None]) < 1e-12
     assert build(plan.spec).mixes == (mode == "train")
+
+
+@pytest.mark.parametrize("name", ["somebodys:LeNet", "dlnet"])
+def test_a_network_of_the_bench_is_taken_as_an_object_too(name: str, digits: Data) -> None:
+    """A `Classifier`, also one that the bench made of a user's class, keeps its own parameter names."""
+    classifier = copy.deepcopy(build(net_spec(name, SHAPE, 10)).module).to_empty(device="cpu")
+    classifier.load_state_dict(initial(net_spec(name, SHAPE, 10), 0))
+    x, y = digits.x[:1], digits.y[:1].argmax(1)
+    gradient = dict(zip(dict(classifier.named_parameters()), gradient_of(classifier, x, y), strict=True))
+    result = ppbench.invert(classifier, gradient, SHAPE, planted=False)
+    assert result.psnr(x)[0] > 80 and torch.equal(result.y, y)
 
 
 def test_networks_that_are_held_are_told_apart_and_named_in_no_file(tmp_path: Path, victim: Any) -> None:

@@ -30,6 +30,7 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.metrics.modality import modality_from
+from ppbench.nets.net import OwnLoss
 
 # -- Multisets of labels in the order of their distance from estimated counts --
 
@@ -268,7 +269,8 @@ def _batch_labels(
     weight_grad, bias_grad = head_grads
     prediction, alpha, varied = typical_means(plan, params, generator)
     signal = raw if bias_grad is not None else raw / alpha
-    counts = batch * (prediction - signal)
+    excess = prediction - signal
+    counts = batch * (plan.loss.counts(excess) if isinstance(plan.loss, OwnLoss) else excess)
     if plan.loss != "cross_entropy":
         return greedy_multiset(counts, torch.zeros(plan.spec.classes, dtype=torch.bool), batch)
     present = signal < 0
@@ -338,7 +340,7 @@ def typical_means(plan: Plan, params: Params, generator: torch.Generator) -> Typ
         with torch.no_grad():
             features = plan.net.features(params, (x * (high - low) + low).to(like.device, like.dtype))
             outputs = plan.net.head(params, features).double()
-        shares = (outputs.softmax(-1) if plan.loss == "cross_entropy" else outputs).cpu()
+        shares = (outputs.softmax(-1) if plan.by_softmax else outputs).cpu()
         return shares, float(features.double().sum(1).mean())
 
     (shares, alpha), (contrasted, _) = (guesses((0.5 + c * (images - 0.5)).clamp(0, 1)) for c in (1.0, FAR_CONTRAST))

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from ppbench.base.errors import UsageError
 from ppbench.base.secret_draws import NO_SECRETS, SecretDraws
 from ppbench.base.tree import Params, Tree, node
-from ppbench.nets.net import LOSSES, LossName, Net, NetSpec, build
+from ppbench.nets.net import LOSSES, LossName, Net, NetSpec, OwnLoss, build
 
 # -- Optimizers as pure functions on one flat parameter vector: few kernels, however many layers --
 # `torch.optim` does not map over clients, is not differentiable, and its state cannot be part of a client's state.
@@ -174,7 +174,7 @@ class Plan:
     spec: NetSpec
     clients: int
     local: Local = field(default_factory=Local)
-    loss: LossName = "cross_entropy"
+    loss: LossName | OwnLoss = "cross_entropy"
     server_opt: Opt = field(default_factory=Opt)
     schedule: Literal["parallel", "round_robin"] = "parallel"
     data_range: tuple[float, float] = (0.0, 1.0)
@@ -189,11 +189,25 @@ class Plan:
 
     def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the loss [B] of logits [B, C] against y [B, C], for clients and attackers alike."""
+        if isinstance(self.loss, OwnLoss):
+            return self.loss.function(logits, y)
         return LOSSES[self.loss](logits, y)
+
+    @property
+    def loss_name(self) -> str:
+        """The name of the loss; one given as an object has its own."""
+        return self.loss.name if isinstance(self.loss, OwnLoss) else self.loss
+
+    @property
+    def by_softmax(self) -> bool:
+        """Whether the loss compares softmax(logits) with classes."""
+        return self.loss.classes if isinstance(self.loss, OwnLoss) else self.loss == "cross_entropy"
 
     def objective(self, params: Params, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         """Return the weighted mean loss (scalar) of x [B, *shape], y [B, C] with weights w [B]."""
-        return (w * self.example_loss(self.net(params, x), y)).sum() / w.sum().clamp(min=1e-12)
+        shares = self.loss.shares(y) if isinstance(self.loss, OwnLoss) else None
+        total = (w if shares is None else w * shares).sum()
+        return (w * self.example_loss(self.net(params, x), y)).sum() / total.clamp(min=1e-12)
 
 
 @dataclass(frozen=True)

@@ -407,7 +407,7 @@ class _Planned(Protocol):
     @property
     def spec(self) -> _Network: ...
     @property
-    def loss(self) -> str: ...
+    def loss(self) -> object: ...
     @property
     def kind(self) -> str: ...
 
@@ -444,4 +444,4 @@ def modality_of(config: _Configured) -> Modality:
 
 def modality_in(plan: _Planned) -> Modality:
     """Return the modality of the inputs of a federation with this plan."""
-    return modality_from(plan.spec.shape, plan.loss, plan.kind)
+    return modality_from(plan.spec.shape, plan.loss if isinstance(plan.loss, str) else "", plan.kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, listed
 from ppbench.nets import modes
 
 HEAD_NAMES = ("head.weight", "head.bias")
@@ -143,6 +144,49 @@ def _up_to_head(module: nn.Module, without_head: bool) -> nn.Module:
     return module
 
 
+OutputName = str | int
+"""Key, index or attribute of the part of a network's answer that the loss takes."""
+
+
+def with_output(module: nn.Module, output: OutputName | None, flat: bool) -> nn.Module:
+    """Return `module`, which answers by one part of what it answered before.
+
+    output: the part; None for the answer itself. flat: whether an answer [B] is one number an input, and becomes
+    [B, 1]. Done by the module's class, so that parameters keep their names. Unfit, in a pass: there is no such part.
+    """
+    former = type(module)
+
+    def forward(self: nn.Module, x: Tensor) -> Any:  # one input, by name: torch.fx must trace it
+        answer = former.forward(self, x)
+        part = answer if output is None else named_part(answer, output)
+        return part[:, None] if flat and isinstance(part, Tensor) and part.dim() == 1 else part
+
+    module.__class__ = type(former.__name__, (former,), {"forward": forward, "__module__": former.__module__})
+    return module
+
+
+def named_part(answer: Any, output: OutputName) -> Any:
+    """Return the part of an answer by its key, index or attribute (Unfit: there is none)."""
+    try:
+        if isinstance(output, str) and not isinstance(answer, Mapping):
+            return getattr(answer, output)
+        return answer[output]
+    except (KeyError, IndexError, AttributeError, TypeError) as cause:
+        named = f"; it has {listed(parts)}" if (parts := names_of_parts(answer)) else ""
+        raise Unfit(f"it answers by {type(answer).__name__} without a part output={output!r}{named}") from cause
+
+
+def names_of_parts(answer: Any) -> list[str]:
+    """Return the names of the tensors in an answer, as `output=` takes them; none of a tensor itself."""
+    if isinstance(answer, Tensor):
+        return []
+    if isinstance(answer, Mapping):
+        return [repr(name) for name, part in answer.items() if isinstance(part, Tensor)]
+    if isinstance(answer, tuple | list):
+        return [str(place) for place, part in enumerate(answer) if isinstance(part, Tensor)]
+    return [repr(name) for name, part in getattr(answer, "__dict__", {}).items() if isinstance(part, Tensor)]
+
+
 def split_at_head(module: nn.Module, x: Tensor, classes: int) -> UserNetwork:
     """Return a module split at the linear layer that gives its logits of x [B, *shape] (Unfit: there is none)."""
     logits, head_name = head_of(module, x)
@@ -164,10 +208,13 @@ def split_at_head(module: nn.Module, x: Tensor, classes: int) -> UserNetwork:
     return with_facts(classifier, facts)
 
 
-def without_head(module: nn.Module, x: Tensor, classes: int) -> UserNetwork:
-    """Return a network without a linear head: the whole module is features, and the head is a constant identity."""
+def without_head(module: nn.Module, x: Tensor, classes: int, any_output: bool = False) -> UserNetwork:
+    """Return a network without a linear head: the whole module is features, and the head is a constant identity.
+
+    any_output: whether the loss may take probabilities.
+    """
     answers = modes.run_module(module, x)[0].float()
-    if bool((answers >= 0).all()) and torch.allclose(answers.sum(1), torch.ones(len(x)), atol=1e-4):
+    if not any_output and bool((answers >= 0).all()) and torch.allclose(answers.sum(1), torch.ones(len(x)), atol=1e-4):
         raise Unfit("it answers by probabilities; let it answer by logits, or their log_softmax")
     head = nn.Linear(classes, classes, bias=False).requires_grad_(False)
     head.weight.copy_(torch.eye(classes))

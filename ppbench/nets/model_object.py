@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -16,17 +16,23 @@ from torch.nn.parallel import DistributedDataParallel
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.vision import importable
-from ppbench.nets import user_model
-from ppbench.nets.classifier import UserNetwork
+from ppbench.nets import modes, user_model
+from ppbench.nets.classifier import Classifier, OutputName, Unfit, UserNetwork, named_part, with_output
 from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
 
 
 @dataclass(frozen=True)
 class HeldNetwork:
-    """A user's network. names: the user's parameter names by ours, trained ones, in the order of `parameters()`."""
+    """A user's network. names: the user's parameter names by ours, trained ones, in the order of `parameters()`.
+
+    log_softmax: whether the user's network answers by log-probabilities; `spec.net` answers by what comes before. flat:
+    whether it answers by one number an input, [B]; `spec.net` answers by [B, 1].
+    """
 
     spec: HeldSpec
     names: Mapping[str, str]
+    log_softmax: bool = False
+    flat: bool = False
 
 
 def held_network(
@@ -34,10 +40,13 @@ def held_network(
     shape: tuple[int, ...],
     data_range: tuple[float, float] = (0.0, 1.0),
     when: str = " before the gradient is taken",
+    output: OutputName | None = None,
+    any_output: bool = False,
 ) -> HeldNetwork:
     """Return a copy of a user's network, float32 and on the CPU, for inputs of `shape` (without a batch).
 
-    data_range: least and greatest value of an input. when: for errors, when to switch to eval mode.
+    data_range: least and greatest value of an input. when: for errors, when to switch to eval mode. output: the part of
+    its answer that the loss takes; None if that is the answer. any_output: whether one output, and probabilities, do.
     UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or `nets.user_model` refuses it.
     """
     module = _with_weights(module)
@@ -45,15 +54,31 @@ def held_network(
     with torch.random.fork_rng(devices=[]):
         try:
             copy, x = importable(lambda: user_model.runnable_copy(module, shape, data_range))
-            classifier = user_model.as_classifier(name, copy, x, when)
+            flat = any_output and _is_flat(copy, x, output)
+            copy = copy if output is None and not flat else with_output(copy, output, flat)
+            answer, _ = modes.run_module(copy, x)
+            classifier = user_model.as_classifier(name, copy, x, when, any_output)
+        except Unfit as cause:
+            raise UsageError(f"Model {name!r} cannot be used for inputs {shape}: {cause}.") from cause
         except UsageError:
             raise
         except Exception as cause:  # whatever somebody's forward pass raises
             raise UsageError(_failed_pass(module, shape, data_range, cause)) from cause
     start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
     net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
-    names_here = {classifier.own_name(n) if isinstance(classifier, UserNetwork) else n: n for n in start}
-    return HeldNetwork(spec, {names_here[n]: n for n, value in module.named_parameters() if value.requires_grad})
+    kept = isinstance(module, Classifier) or not isinstance(classifier, UserNetwork)  # the names are the module's
+    names_here = {n if kept else net.own_name(n): n for n in start}
+    names = {names_here[n]: n for n, value in module.named_parameters() if value.requires_grad}
+    sums = answer.float().exp().sum(-1) if isinstance(answer, Tensor) and spec.classes > 1 else torch.zeros(1)
+    return HeldNetwork(spec, names, torch.allclose(sums, torch.ones_like(sums), atol=1e-4), flat)
+
+
+def _is_flat(module: nn.Module, x: Tensor, output: OutputName | None) -> bool:
+    """Return whether what a module answers to x [B, *shape], or that part of it, is [B]."""
+    answer, _ = modes.run_module(module, x)
+    with suppress(Unfit):
+        answer = answer if output is None else named_part(answer, output)
+    return isinstance(answer, Tensor) and answer.dim() == 1
 
 
 def _with_weights(module: nn.Module) -> nn.Module:

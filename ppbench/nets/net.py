@@ -50,6 +50,51 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class OwnLoss:
+    """A loss given as an object (`ppbench.invert`), known only in this process: what a name in `LOSSES` is otherwise.
+
+    Attributes:
+        name: in messages.
+        function: maps outputs [B, C] and targets [B, C] to losses [B], or to their mean; differentiable twice.
+        classes: whether targets are one-hot classes; else rows of any numbers, which attacks must be granted.
+        smoothing, weights: of a cross-entropy with label smoothing and class weights [C] (None: all 1), as in
+            `torch.nn.CrossEntropyLoss`: the sum of losses is divided by the sum of the weights of the batch's labels.
+    """
+
+    name: str
+    function: Callable[[Tensor, Tensor], Tensor]
+    classes: bool = False
+    smoothing: float = 0.0
+    weights: Tensor | None = None
+
+    def shares(self, y: Tensor) -> Tensor | None:
+        """Return the weights [B] by whose sum losses under targets y [B, C] are divided; None if all are 1."""
+        return None if self.weights is None else (y * self.weights.to(y)).sum(-1)
+
+    def counts(self, excess: Tensor) -> Tensor:
+        """Return the share [C] of each class in a batch, from mean prediction minus the bias's gradient [C].
+
+        Exact for smoothing alone; with weights for predictions that are alike.
+        """
+        if not self.classes:
+            return excess
+        plain = (excess - self.smoothing / len(excess)) / (1 - self.smoothing)
+        plain = plain if self.weights is None else plain / self.weights.to(plain)
+        return plain / plain.sum()
+
+
+def softened_cross_entropy(smoothing: float, weights: Tensor | None) -> OwnLoss:
+    """Return the cross-entropy with label smoothing (0 to below 1) and class weights [C], positive (None: all 1)."""
+
+    def losses(logits: Tensor, y: Tensor) -> Tensor:
+        soft = (1 - smoothing) * y + smoothing / y.shape[-1]
+        return cross_entropy(logits, soft if weights is None else soft * weights.to(y))
+
+    traits = [*(["label smoothing"] if smoothing else []), *([] if weights is None else ["class weights"])]
+    return OwnLoss(f"cross-entropy with {' and '.join(traits)}", losses, True, smoothing, weights)
+
+
 OptionValue = str | int | float | bool
 
 

@@ -26,6 +26,7 @@ from ppbench.nets.classifier import (
     batch_words,
     dtypes_of,
     head_of,
+    names_of_parts,
     observed_facts,
     split_at_head,
     with_facts,
@@ -72,17 +73,19 @@ def build_user_network(
         raise UsageError(f"Model {shown(name)} cannot be used for inputs {shape}: {cause}.") from cause
 
 
-def as_classifier(name: str, module: nn.Module, x: Tensor, when: str) -> Classifier:
+def as_classifier(name: str, module: nn.Module, x: Tensor, when: str, any_output: bool = False) -> Classifier:
     """Return a user's module as a classifier, each layer in its current mode.
 
-    module, x: from `runnable_copy`. when: for errors, when to switch to eval mode: "" or " before ...".
+    module, x: from `runnable_copy`. when: for errors, when to switch to eval mode: "" or " before ...". any_output:
+    whether one output, and probabilities, will do, as for losses other than cross-entropy.
     UsageError: the module draws in that mode, or is no classifier.
     """
     shape = tuple(x.shape[1:])
     try:
         logits = _answer(module, x, when)
-        if logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < 2:
+        if logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < (1 if any_output else 2):
             right = f"it must answer by logits [{len(x)}, classes]"
+            right += "; one output goes with loss='bce' or loss='mse'" if when and logits.numel() == len(x) else ""
             raise Unfit(f"it answers {batch_words(x)} by {tuple(logits.shape)}; {right}")
         module = _without_draws(module, x, when=when)
         if not modes.steady(module, x):
@@ -91,8 +94,9 @@ def as_classifier(name: str, module: nn.Module, x: Tensor, when: str) -> Classif
             raise Unfit(f"what it answers depends on what the pass before left in it; {remedy}")
         if isinstance(module, Classifier):
             return with_facts(module, observed_facts(module, x), prefix="")
-        convert = split_at_head if head_of(module, x)[1] is not None else without_head
-        return convert(module, x, logits.shape[1])
+        if head_of(module, x)[1] is None:
+            return without_head(module, x, logits.shape[1], any_output)
+        return split_at_head(module, x, logits.shape[1])
     except Unfit as cause:
         raise UsageError(f"Model {shown(name)} cannot be used for inputs {shape}: {cause}.") from cause
 
@@ -181,12 +185,13 @@ def _answer(module: nn.Module, x: Tensor, when: str = "") -> Tensor:
     logits, _ = modes.run_module(module, x)
     if isinstance(logits, Tensor):
         return logits
-    kind, training = one_line(type(logits).__name__, 60), module.training
+    kind, training, parts = one_line(type(logits).__name__, 60), module.training, names_of_parts(logits)
     module.training = False
     if training and isinstance(modes.run_module(module, x)[0], Tensor):
         remedy = f"its auxiliary heads have a say in the gradient, so put it into eval mode{when}"
         raise Unfit(f"it answers by {kind} in training mode; {remedy}")
-    raise Unfit(f"it answers by {kind}; it must answer by logits [batch, classes]")
+    named = f"; say which part is them, as output={parts[0]}" if when and parts else ""
+    raise Unfit(f"it answers by {kind}; it must answer by logits [batch, classes]{named}")
 
 
 def _without_draws(module: nn.Module, x: Tensor, off: bool | None = None, when: str = "") -> nn.Module:

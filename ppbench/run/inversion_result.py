@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess, SolvedLayer
@@ -25,6 +27,9 @@ NOISE, BRIGHT = 0.5, 0.25
 other): another mean and contrast than those of any start, which a network may not depend on (`InstanceNorm2d`)."""
 NARROW = 0.01
 """Share of the data range that inputs which are not constant must span: 0..1 in a range of 0..255 does not."""
+
+SIDE, GAP, ACROSS = 96, 4, 12
+"""Of a picture of images: pixels that a small image is enlarged to, pixels between two, and images in a line."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +66,19 @@ class Planted:
         return clear and self.mismatch <= TELLING
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inverted:
     """An attack's reconstruction from a gradient.
 
     Attributes:
         x: the inputs that it found, [B, *shape] float32 on the CPU, not clipped, in no particular order.
-        y: their labels [B] int64, in the order of `x`; None if the attack names no labels.
+        y: their labels in the order of `x`: classes [B] int64, or of losses without classes numbers [B, C] float32 ([B]
+            of one output); None if the attack names none, or the loss is a function of unknown labels.
         mismatch: share of the gradient's squared norm that `x` and `y` do not explain: 0 for all explained, 1 for what
             explains nothing, more for worse. None without `y`. Alone it decides nothing, see `solved_mismatch`.
         evaluations: gradients that the attack computed.
         data_range: of an input's values.
-        scale: what the gradient was divided by: the factor by which it differs from that of the mean cross-entropy; 1
+        scale: what the gradient was divided by: the factor by which it differs from that of the mean loss; 1
             where none was found.
         budget: gradients that the attack might compute; None where it has no such parameter.
         planted: the result of the same attack on a gradient whose inputs are known; None if that was not run.
@@ -80,6 +86,10 @@ class Inverted:
         training: optimizer of the local steps behind the update; None for a gradient.
         attack: name of the attack that answered.
         layers: of an attack that computes inputs layer by layer, how well each was determined.
+        loss: the loss's name.
+        blind_mismatch: the least mismatch of a constant image, with the same labels; what explains nothing of the
+            image. None where no mismatch is known.
+        least_batch: examples that the last layer's gradient shows at least (its rank); 0 where that is not known.
     """
 
     x: Tensor
@@ -94,6 +104,38 @@ class Inverted:
     training: Literal["sgd", "adam"] | None = None
     attack: str = ""
     layers: tuple[SolvedLayer, ...] = ()
+    loss: str = "cross_entropy"
+    blind_mismatch: float | None = None
+    least_batch: int = 0
+
+    def __repr__(self) -> str:
+        labels = "" if self.y is None else f", labels {shown(self.y.tolist(), 40)}"
+        left = "" if self.mismatch is None else f", mismatch {self.mismatch:.1e}"
+        blind = "" if self.blind_mismatch is None else f" (blind {self.blind_mismatch:.1e})"
+        inputs = f"{count_of(len(self.x), 'input')} of {tuple(self.x.shape[1:])}"
+        return f"<Inverted {inputs} by {self.attack!r}{labels}{left}{blind}>"
+
+    def show(self, truth: Tensor | None = None) -> Image.Image:
+        """Return the images side by side; with the true ones [B, *shape], these above, each over its best match.
+
+        Clipped to the data range, enlarged to about `SIDE` pixels, 8 bits. UsageError: as `psnr`; inputs are no images
+        of one or three channels.
+        """
+        if self.x.dim() != 4 or self.x.shape[1] not in (1, 3):
+            shape = tuple(self.x.shape[1:])
+            raise UsageError(f"Inputs of shape {shape} cannot be shown; only images (1, H, W) or (3, H, W) can.")
+        if truth is None:
+            return image_grid([self.x], self.data_range)
+        true = self._checked(truth)
+        return image_grid([true, self.x[match(self.x, true, self.data_range)]], self.data_range)
+
+    def _repr_png_(self) -> bytes | None:
+        """Return the images as a PNG, for notebooks; None of inputs that are no images."""
+        if self.x.dim() != 4 or self.x.shape[1] not in (1, 3):
+            return None
+        file = io.BytesIO()
+        self.show().save(file, "PNG")
+        return file.getvalue()
 
     @property
     def converged(self) -> bool | None:
@@ -118,7 +160,7 @@ class Inverted:
     @property
     def summary(self) -> str:
         """The figures in sentences. They never say that `x` is right: that takes the truth, and `psnr`."""
-        return " ".join(filter(None, (self._scaled(), self._explained(), self._ended())))
+        return " ".join(filter(None, (self._larger(), self._scaled(), self._explained(), self._ended())))
 
     def psnr(self, truth: Tensor) -> list[float]:
         """Return how close `x` comes to the true inputs [B, *shape], in their order: dB, clipped, at most 100.
@@ -152,11 +194,25 @@ class Inverted:
             raise UsageError(f"The truth has values {seen}, a hundredth of data_range=({low:g}, {high:g}); {right}.")
         return true
 
+    def _larger(self) -> str:
+        if self.least_batch <= len(self.x):
+            return ""
+        least = f"more than {count_of(len(self.x), 'example')} can give"
+        words = f"The last layer's gradient has rank {self.least_batch}, {least}"
+        return f"{words}: the batch is larger, or the gradient holds more (noise, half precision, weight decay)."
+
     def _scaled(self) -> str:
         if self.unexplained:
             mend = "if it is a sum over the batch or was scaled, divide that out"
-            return f"No factor was found that makes the last layer's gradient one of the mean cross-entropy; {mend}."
-        return "" if self.scale == 1 else f"The gradient is {self.scale:.6g} times that of the mean cross-entropy."
+            return f"No factor was found that makes the last layer's gradient one of {self._mean_loss}; {mend}."
+        if self.training is not None and self.scale == -1:
+            return "The update is end minus start; its sign was changed."
+        return "" if self.scale == 1 else f"The gradient is {self.scale:.6g} times that of {self._mean_loss}."
+
+    @property
+    def _mean_loss(self) -> str:
+        named = self.loss if " with " in self.loss else f"loss {self.loss!r}"
+        return f"the mean {'cross-entropy' if self.loss == 'cross_entropy' else named}"
 
     def _explained(self) -> str:
         if self.mismatch is None:
@@ -165,7 +221,8 @@ class Inverted:
             signs = "Only the signs of the update were compared, since Adam leaves little more of a gradient"
             return f"{signs}: the mismatch of {self.mismatch:.1e} tells nothing, as 0 is left of wrong inputs too."
         whole = "gradient" if self.training is None else "update"
-        words = f"Of the {whole}'s squared norm {self.mismatch:.1e} is left unexplained."
+        blind = "" if self.blind_mismatch is None else f", by the best constant image {self.blind_mismatch:.1e}"
+        words = f"Of the {whole}'s squared norm {self.mismatch:.1e} is left unexplained{blind}."
         if self.planted is None:
             return f"{words} No planted batch was attacked, so that nothing tells what a solved one would leave."
         left, least = f"{self.planted.mismatch:.1e}", f"{min(self.planted.psnr):.1f} dB"
@@ -183,7 +240,7 @@ class Inverted:
         """Other possible causes if a solved batch leaves far less, a clause."""
         losses = "weight decay, label smoothing, class weights, another loss, noise, a mask or hook, another mode"
         if self.training is None:
-            return f"the gradient is not that of the mean cross-entropy of such a batch (a sum, {losses})"
+            return f"the gradient is not that of {self._mean_loss} of such a batch (a sum, {losses})"
         wrong = "end minus start instead of start minus end, another lr, local_epochs, batch_size or optimizer"
         return f"the update is not that of such local steps ({wrong}; {losses})"
 
@@ -195,6 +252,21 @@ class Inverted:
 
 def _gradients(count: int) -> str:
     return f"{count:,} gradients" if count != 1 else count_of(1, "gradient")
+
+
+def image_grid(rows: list[Tensor], data_range: tuple[float, float]) -> Image.Image:
+    """Return images as one picture: `rows` of [B, 1 or 3, H, W] in the data range above each other, `ACROSS` a line."""
+    low, high = data_range
+    whole = [((row.double().nan_to_num(low, high, low) - low) / (high - low)).clamp(0, 1) for row in rows]
+    factor = max(1, SIDE // max(whole[0].shape[-2:]))
+    lines = [row[i : i + ACROSS] for i in range(0, len(whole[0]), ACROSS) for row in whole]
+    large = [line.repeat_interleave(factor, -2).repeat_interleave(factor, -1) for line in lines]
+    tall, wide = (side + GAP for side in large[0].shape[-2:])
+    canvas = torch.ones(3, len(large) * tall - GAP, max(map(len, large)) * wide - GAP, dtype=torch.float64)
+    for top, line in enumerate(large):
+        for left, image in enumerate(line):
+            canvas[:, top * tall : (top + 1) * tall - GAP, left * wide : (left + 1) * wide - GAP] = image
+    return Image.fromarray((canvas * 255).round().byte().permute(1, 2, 0).numpy())
 
 
 def mix_with_noise(x: Tensor, data_range: tuple[float, float], generator: torch.Generator) -> Tensor:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import one_hot
 
@@ -30,8 +31,9 @@ from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Model, Slot, Update, Wire
 from ppbench.nets.channels import has_kinks
-from ppbench.nets.model_object import explaining_failures, held_network, unwrapped
-from ppbench.nets.net import NetSpec
+from ppbench.nets.classifier import HEAD_NAMES, OutputName
+from ppbench.nets.model_object import HeldNetwork, explaining_failures, held_network, unwrapped
+from ppbench.nets.net import LossName, NetSpec, OwnLoss
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
 from ppbench.run.config import configure
@@ -39,23 +41,54 @@ from ppbench.run.experiment import built_for, make_attack, make_defense
 from ppbench.run.inversion_result import ALIKE, ROUNDING, Inverted, Planted, mix_with_noise, planted_of, variants
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
-from ppbench.run.user_gradients import Gradient, read_gradient, scale_of
-from ppbench.run.user_inputs import ClassLabels, check_batch, check_real, int_between, one_hot_of, range_of, shape_of
+from ppbench.run.user_gradients import (
+    Gradient,
+    fitted_label,
+    least_batch,
+    read_gradient,
+    scale_of,
+    sign_of,
+    start_and_change,
+    without_decay,
+)
+from ppbench.run.user_inputs import (
+    ClassLabels,
+    ClassWeights,
+    LossFunction,
+    UserLoss,
+    check_batch,
+    check_real,
+    int_between,
+    label_rows,
+    one_hot_of,
+    range_of,
+    shape_of,
+    to_dense,
+    user_loss,
+)
 
-THREAT = HONEST_SERVER
-VICTIM = Slot(0, 0)
 MAX_BATCH = 100_000
 """Most examples in a batch."""
+THREAT = HONEST_SERVER
+VICTIM = Slot(0, 0)
 EXACT = ("closed_form", "peel", "spear", "spear_features")
 """Attacks of the default that are tried first: they compute layers one by one."""
 SEARCH, KINKED_SEARCH, BY_FEATURES = "dlg", "ig", "feature_inversion"
 """Searches of the default: on smooth networks, on convolutions with kinks, and beside them by the head's features."""
+OF_STEPS = "fedavg_inversion"
+"""The only attack of the default that simulates several local steps."""
 GUIDED_SEARCH = "ig_features"
 """Takes the place of `KINKED_SEARCH` where it suits: where the features can be read."""
 SOLVED, SOLVED_WITH_KINKS = 1e-10, 1e-4
 """Misfit up to which an answer needs no search; with kinks a search leaves 1e-3 of good ones (docs/benchmarks.md)."""
+BLIND_LEVELS = 5
+"""Constant images that the best blind input is one of."""
 STEP_OPTIONS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
 """Options that describe the local steps behind a change of weights."""
+BY_SOFTMAX = ("closed_form", "spear_features", "feature_inversion")
+"""Attacks that separate a batch by softmax(logits) - onehot, the cotangents of plain cross-entropy."""
+BY_CLASSES = ("spear",)
+"""Attacks that order a batch by classes that they infer."""
 HOW = '{"lr": 0.1, "local_epochs": 2, "batch_size": 4}'
 
 
@@ -67,6 +100,11 @@ def invert(
     labels: ClassLabels | int | None = None,
     attack: str | Attack | None = None,
     *,
+    loss: str | LossFunction = "cross_entropy",
+    label_smoothing: float = 0.0,
+    class_weights: ClassWeights | None = None,
+    weight_decay: float | None = 0.0,
+    output: OutputName | None = None,
     batch: int | None = None,
     seed: int = 0,
     device: str | None = None,
@@ -80,40 +118,52 @@ def invert(
     Args:
         model: a network that answers by logits, with the weights at which the gradient was taken, each layer in the
             mode (`train`, `eval`) in which it was. It is left as it is.
-        gradient: of the mean cross-entropy of the batch, or a multiple of it (`Inverted.scale`), as
+        gradient: of the mean loss of the batch, or a multiple of it (`Inverted.scale`), as
             `torch.autograd.grad` gives it: one tensor a parameter that requires a gradient, or all parameters, or all
             of `model.state_dict()`, in their order; or by name, as `{n: p.grad for n, p in model.named_parameters()}`;
             or one vector. Arrays of NumPy and lists of floats will do, and names with what wrappers put before them.
-            None stands for a parameter that the network does not use.
+            None stands for a parameter that the network does not use. Or an update, as (before, after): two state
+            dicts, of which the first replaces the model's weights; without `training` it is one step of any rate.
         shape: of one input, without the batch, as (3, 32, 32).
-        labels: the batch's classes [B], if the attacker knows them.
+        labels: the batch's classes [B], if the attacker knows them; under other losses rows of numbers [B, C].
         attack: a reconstruction attack: its name in `ppbench list attacks`, or an object of `load_attack`. By default
             what computes layers one by one, and where that solves nothing, the searches that suit the network; of
             several answers the one that explains the gradient best (`misfit`); see `Inverted.attack`.
+        loss: "cross_entropy"; "nll", of log-probabilities; "bce", with logits and labels from 0 to 1; "mse", the mean
+            over outputs; one of torch's objects or functions of these; or a function of outputs [B, C] and labels, to
+            losses [B] or their mean, differentiable twice. A function gets classes [B] int64 if `labels` are whole
+            numbers, else rows [B, C] of floats ([B] both where the network answers by [B]).
+        label_smoothing, class_weights: of cross-entropy, as in `torch.nn.CrossEntropyLoss`; weights [C], positive.
+        weight_decay: factor of the weights in the gradient; None: unknown, and read off the last layer.
+        output: the part of the network's answer that the loss takes: a key, index or attribute.
         batch: examples in the batch; by default as many as `labels`, else 1.
         seed: of the attack's draws: one seed, one result.
         device: where it is computed, as torch names it; by default where the gradient lies.
         data_range: least and greatest value of an input, where searches begin (in its middle) and end.
         planted: whether the attack runs once more, on a gradient of known inputs (its answer, half noise), to learn
             what mismatch a solved batch leaves (`Inverted.solved_mismatch`): a second search, of the same budget.
-        training: if `gradient` is start minus end of several local steps, the options of those steps: lr,
+        training: if `gradient` is the change of weights in several local steps, the options of those steps: lr,
             local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate` takes them.
         parameters: of the attack, by default of the search, as `budget=3000`.
 
     Raises UsageError, one sentence: an argument cannot be used, or the attack needs more than a gradient.
     """
     check_real(model)
-    module = unwrapped(model)
-    network = held_network(module, shape_of(shape), range_of(data_range))
-    challenge = _challenge(labels, batch, network.spec)
-    plan = _plan(network.spec, challenge.batch, range_of(data_range), training)
-    check_batch(plan, min(challenge.batch, plan.local.batch))
+    module, gradient = start_and_change(gradient, unwrapped(model))
+    named, bounds = user_loss(loss, label_smoothing, class_weights), range_of(data_range)
+    other = named.targets != "classes"
+    network = held_network(module, shape_of(shape), bounds, output=output_of(output), any_output=other)
     if not isinstance(planted, bool):
         raise UsageError(f"planted={shown(planted)} cannot be used; it must be True or False.")
-    seen = read_gradient(gradient, module, network)
-    known = None if challenge.y is None else challenge.y[0]
-    fitted = scale_of(seen, network.spec.start, challenge.batch, known) if training is None else 1.0
-    scale = 1.0 if fitted is None else fitted
+    seen, steps = read_gradient(gradient, module, network), training is not None
+    seen = without_decay(seen, network.spec.start, weight_decay, examples_in(labels, batch), steps)
+    targets = targets_of(named, labels, batch, seen, network, steps)
+    plan = _plan(network.spec, targets.batch, bounds, training, targets.loss)
+    check_batch(plan, min(targets.batch, plan.local.batch))
+    scale, challenge = (
+        targets.scale,
+        Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None]),
+    )
     place = next(iter(seen.values())).device if device is None else _device(device)
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(int_between("seed", seed, 0, 2**63 - 1))
@@ -122,13 +172,17 @@ def invert(
     with guard("attacks", chosen.name), explaining_failures(network):
         _check_usable(chosen, view, challenge)
         if attack is None:
-            chosen, guess = _best_answer([chosen, *map(make_attack, searches[1:])], view, challenge, seeds)
+            others = [other for other in map(make_attack, searches[1:]) if not _obstacle(other, view, challenge)]
+            chosen, guess = _best_answer([chosen, *others], view, challenge, seeds, targets)
         else:
             guess = _answer(chosen, view, challenge, seeds)
-        answer = _result(chosen, view, guess, scale)
-        control = _planted(chosen, plan, start, challenge, answer, seeds) if planted else None
-        steps = None if plan.local.upload == "gradient" else plan.local.opt.name
-        return replace(answer, planted=control, unexplained=fitted is None, training=steps)
+        answer = _result(chosen, view, guess, targets)
+        control = _planted(chosen, plan, start, challenge, answer, seeds, targets) if planted else None
+        optimizer = plan.local.opt.name if steps else None
+        blind, shown_least = _blind_mismatch(chosen, view, guess, targets), 0 if steps else least_batch(seen)
+        answer = replace(answer, blind_mismatch=blind, least_batch=shown_least, loss=plan.loss_name)
+        answer = replace(answer, y=targets.answered(guess, network, named.word))
+        return replace(answer, planted=control, unexplained=targets.unexplained, training=optimizer)
 
 
 def _device(word: str | torch.device) -> torch.device:
@@ -149,31 +203,35 @@ def view_of(plan: Plan, params: Params, gradient: Params) -> View:
 def _searches(plan: Plan, batch: int, single: bool) -> tuple[str, ...]:
     """Return the searches of the default; `single`: the first alone, because the user set its parameters."""
     if plan.local.upload != "gradient":
-        return (SEARCH,)
+        return (OF_STEPS,)
     kinks = has_kinks(plan.net)
     guided = kinks and make_attack(GUIDED_SEARCH).suits(plan)
     first = GUIDED_SEARCH if guided else KINKED_SEARCH if kinks else SEARCH
     return (first,) if single or not (kinks or batch > 1) else (first, BY_FEATURES)
 
 
-def _best_answer(searches: Sequence[Attack], view: View, challenge: Challenge, seeds: Seeds) -> tuple[Attack, Guess]:
+def _best_answer(
+    searches: Sequence[Attack], view: View, challenge: Challenge, seeds: Seeds, targets: Targets
+) -> tuple[Attack, Guess]:
     """Return the attack and the guess that explain the gradient best; no search where layers could be computed."""
     answers, solved = list[tuple[Attack, Guess]](), SOLVED_WITH_KINKS if has_kinks(view.plan.net) else SOLVED
-    for attack in (*map(make_attack, EXACT), *searches):
+    exact = EXACT if view.plan.local.upload == "gradient" else ()
+    for attack in (*map(make_attack, exact), *searches):
         if not _obstacle(attack, view, challenge):
             guess = _answer(attack, view, challenge, seeds)
             answers.append((attack, guess))
-            if attack.name in EXACT and (guess.is_exact or _misfit(view, guess) <= solved):
+            if attack.name in EXACT and (guess.is_exact or _misfit(view, guess, targets) <= solved):
                 return attack, guess
-    return min(answers, key=lambda answer: _misfit(view, answer[1]))
+    return min(answers, key=lambda answer: _misfit(view, answer[1], targets))
 
 
-def _misfit(view: View, guess: Guess) -> float:
+def _misfit(view: View, guess: Guess, targets: Targets) -> float:
     """Return how badly a guess explains a gradient, inf without inputs or labels."""
-    if guess.x is None or guess.y is None or view.plan.local.upload != "gradient":
+    y = targets.given_to(guess.y, view.plan.spec.classes)
+    if guess.x is None or y is None or view.plan.local.upload != "gradient":
         return math.inf
     (evidence,) = view.defense.evidence(view)
-    y = one_hot(guess.y, view.plan.spec.classes)[None]
+    y = y[None]
     return misfit(evidence, guess.x[None].to(evidence.device), y.to(evidence.device), view.plan.data_range)
 
 
@@ -183,26 +241,41 @@ def _answer(attack: Attack, view: View, challenge: Challenge, seeds: Seeds) -> G
     return guess
 
 
-def _result(attack: Attack, view: View, guess: Guess, scale: float) -> Inverted:
+def _result(attack: Attack, view: View, guess: Guess, targets: Targets) -> Inverted:
     if guess.x is None:
         raise UsageError("The attack answered without inputs; use another.")
-    mismatch, budget = _mismatch(attack, view, guess), getattr(attack, "budget", None)
-    known = view.plan.data_range, scale, budget
+    mismatch, budget = _mismatch(attack, view, guess, targets), getattr(attack, "budget", None)
+    known = view.plan.data_range, targets.scale, budget
     return Inverted(guess.x, guess.y, mismatch, guess.evaluations, *known, attack=attack.name, layers=guess.layers)
 
 
-def _mismatch(attack: Attack, view: View, guess: Guess) -> float | None:
+def _mismatch(attack: Attack, view: View, guess: Guess, targets: Targets) -> float | None:
     """Return the share of the observation that a guess does not explain, None without labels."""
-    if guess.x is None or guess.y is None:
+    y = targets.given_to(guess.y, view.plan.spec.classes)
+    if guess.x is None or y is None:
         return None
     reader = view.defense if view.plan.local.upload == "gradient" else attack  # an attack simulates local steps
     evidence = reader.evidence(view)[0]
-    y = one_hot(guess.y, view.plan.spec.classes)[None].to(evidence.device)
-    return at_truth(evidence, guess.x[None].to(evidence.device), y)
+    return at_truth(evidence, guess.x[None].to(evidence.device), y[None].to(evidence.device))
+
+
+def _blind_mismatch(attack: Attack, view: View, guess: Guess, targets: Targets) -> float | None:
+    """Return the least mismatch of constant images of five levels in the place of a guess, None without labels."""
+    if guess.x is None:
+        return None
+    levels = torch.linspace(*view.plan.data_range, BLIND_LEVELS).tolist()
+    blind = [_mismatch(attack, view, replace(guess, x=torch.full_like(guess.x, v)), targets) for v in levels]
+    return min((left for left in blind if left is not None and math.isfinite(left)), default=None)
 
 
 def _planted(
-    attack: Attack, plan: Plan, start: Params, challenge: Challenge, answer: Inverted, seeds: Seeds
+    attack: Attack,
+    plan: Plan,
+    start: Params,
+    challenge: Challenge,
+    answer: Inverted,
+    seeds: Seeds,
+    targets: Targets,
 ) -> Planted | None:
     """Return the attack's result, from other draws, on a client of the bench that holds the answer mixed with noise.
 
@@ -210,21 +283,22 @@ def _planted(
     null space of few trained entries) has its start values there, and the attack would find those again. None if no
     client could hold the answer.
     """
-    if answer.y is None or not finite(answer.x):
+    y = targets.given_to(answer.y, plan.spec.classes)
+    if y is None or not finite(answer.x):
         return None
     again = Seeds(seeds.seed("planted"))
     noise = torch.Generator().manual_seed(again.seed("noise"))
-    x, y = mix_with_noise(answer.x, plan.data_range, noise), one_hot(answer.y, plan.spec.classes).float()
-    data = Data(x, y)
+    x = mix_with_noise(answer.x, plan.data_range, noise)
+    data = Data(x, y.float())
     client = Federation(make_defense("none"), plan, {0: data}, again, next(iter(start.values())).device)
     client.start(start)
     view = client.probe({VICTIM: data}, "gradient" if plan.local.upload == "gradient" else "local").view(THREAT)
     guess = _answer(attack, view, challenge, again)
-    mismatch = _mismatch(attack, view, guess)
+    mismatch = _mismatch(attack, view, guess, targets)
     if mismatch is None:
         return None
     for other in variants(x, plan.data_range):  # a start may have the planted brightness or contrast by chance
-        left = _mismatch(attack, view, Guess(other, answer.y))
+        left = _mismatch(attack, view, Guess(other, answer.y), targets)
         if left is not None and left <= ALIKE * max(mismatch, _stop(attack), ROUNDING):
             guess = replace(guess, x=other)
     return planted_of(x, guess, mismatch, plan.data_range, _stop(attack))
@@ -236,20 +310,27 @@ def _stop(attack: Attack) -> float:
     return float(stop) if isinstance(stop, float) and not getattr(attack, "absolute", False) else 0.0
 
 
-def _plan(spec: NetSpec, batch: int, data_range: tuple[float, float], training: Mapping[str, Scalar] | None) -> Plan:
+def _plan(
+    spec: NetSpec,
+    batch: int,
+    data_range: tuple[float, float],
+    training: Mapping[str, Scalar] | None,
+    loss: LossName | OwnLoss,
+) -> Plan:
     """Return the public plan of one client that sends a gradient, or its change of weights in the steps `training`."""
     if training is None:
-        return Plan(spec, 1, Local("gradient", batch=batch), data_range=data_range)
+        return Plan(spec, 1, Local("gradient", batch=batch), loss, data_range=data_range)
     if not isinstance(training, Mapping):
         raise UsageError(f"training={shown(training)} cannot be used; it must say how steps were made, as {HOW}.")
     for name in training:
         if name not in STEP_OPTIONS:
             raise unknown("option of local steps", str(name), STEP_OPTIONS)
     if "lr" not in training:
-        raise UsageError(f"training={shown(training)} lacks the learning rate; give it, as {HOW}.")
+        right = f"give it, as {HOW}, or leave out training= for one step, whose rate is fitted"
+        raise UsageError(f"training={shown(training)} lacks the learning rate; {right}.")
     options: dict[str, Any] = {"optimizer": "sgd", "batch_size": batch, **training}
     config = configure(defense="none", clients=1, upload="delta", decay_at=(), schedule="parallel", **options)
-    return plan_on(config, spec, data_range)
+    return replace(plan_on(config, spec, data_range), loss=loss)
 
 
 def _chosen(attack: str | Attack, parameters: Mapping[str, Scalar], view: View, challenge: Challenge) -> Attack:
@@ -305,14 +386,175 @@ def _obstacle(attack: Attack, view: View, challenge: Challenge) -> str:
         return f"runs the server's own code again, and {where}"
     if attack.probe_rounds > 1:
         return f"needs gradients of {attack.probe_rounds} rounds of one batch; {instead}"
-    return "" if readable(attack, view, [challenge]) else f"has no use for a gradient alone; {instead}"
+    unread = "" if readable(attack, view, [challenge]) else f"has no use for a gradient alone; {instead}"
+    return _obstacle_of_loss(attack.name, view.plan, challenge) or unread
 
 
-def _challenge(labels: ClassLabels | int | None, batch: int | None, spec: NetSpec) -> Challenge:
-    """Return the question about a batch; UsageError: labels are no classes of the network, or not one per example."""
-    if labels is None:
-        return Challenge((VICTIM,), int_between("batch", 1 if batch is None else batch, 1, MAX_BATCH))
-    y = one_hot_of(labels, spec.classes)
-    if batch is not None and int_between("batch", batch, 1, MAX_BATCH) != len(y):
-        raise UsageError(f"batch={shown(batch)} cannot be used; there are {len(y)} labels.")
-    return Challenge((VICTIM,), int_between("batch", len(y), 1, MAX_BATCH), y[None])
+def _obstacle_of_loss(name: str, plan: Plan, challenge: Challenge) -> str:
+    """Return why an attack cannot read a batch under a loss other than plain cross-entropy; "" if it can.
+
+    Of one example no loss enters its equations: cotangents are unknowns, or read off the head.
+    """
+    if not isinstance(plan.loss, OwnLoss) or challenge.batch == 1:
+        return ""
+    if name in BY_SOFTMAX or (name in BY_CLASSES and not plan.loss.classes):
+        words = "classes under plain cross-entropy" if name in BY_SOFTMAX else "their classes"
+        return f"separates the examples of a batch by {words}; under this loss give batch=1, or take 'dlg' or 'ig'"
+    return ""
+
+
+def output_of(output: OutputName | None) -> OutputName | None:
+    """Return a key, index or attribute (UsageError: it is none)."""
+    if output is None or (isinstance(output, str | int) and not isinstance(output, bool)):
+        return output
+    raise UsageError(f"output={shown(output)} cannot be used; give the key, index or attribute of the logits.")
+
+
+# -- What attacks are granted of the labels --
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The loss that attacks simulate, the labels that they are granted, and the labels of their answer.
+
+    Attributes:
+        loss: for the plan. batch: examples. y: targets [B, C] that are granted; None: classes that attacks infer.
+        rows: the true targets [B, C] behind `y`; None: `y` are classes, or the labels do not matter.
+        slope: dL/dz [C] of one example, which stands in for its unknown label; None: labels are known or inferred.
+        scale: the factor of the gradient, 1 where none fits; unexplained: whether a fit was tried, and none fits.
+    """
+
+    loss: LossName | OwnLoss
+    batch: int
+    y: Tensor | None = None
+    rows: Tensor | None = None
+    slope: Tensor | None = None
+    scale: float = 1.0
+    unexplained: bool = False
+
+    def given_to(self, guess_y: Tensor | None, classes: int) -> Tensor | None:
+        """Return the targets [B, C] that go with an answer's labels [B]; None without any."""
+        if self.y is not None and (self.rows is not None or self.slope is not None):
+            return self.y
+        return None if guess_y is None else one_hot(guess_y, classes).float()
+
+    def answered(self, guess: Guess, network: HeldNetwork, word: str) -> Tensor | None:
+        """Return the labels of an answer: classes [B] int64, or numbers [B, C], [B] of one output; None if unknown."""
+        if self.slope is not None and word == "mse" and guess.x is not None:
+            with torch.no_grad():
+                outputs = network.spec.net(network.spec.start, guess.x.cpu().float())
+            rows: Tensor | None = outputs - self.slope * outputs.shape[1] / 2
+        else:
+            rows = self.rows
+        if rows is None:
+            return None if self.slope is not None else guess.y
+        return rows[:, 0] if rows.shape[1] == 1 else rows
+
+
+def targets_of(
+    loss: UserLoss, labels: Any, batch: int | None, gradient: Params, network: HeldNetwork, steps: bool
+) -> Targets:
+    """Return what attacks are granted. steps: whether the gradient is an update of several local steps.
+
+    UsageError: labels do not fit loss, network or batch; or they are needed and not given.
+    """
+    spec, integers = network.spec, _are_integers(labels)
+    if loss.targets == "classes" or (loss.targets == "any" and integers and spec.classes > 1):
+        held = loss.held(network, indices=loss.targets == "any")
+        y = None if labels is None else one_hot_of(labels, spec.classes)
+        count = _batch(batch, None if y is None else len(y))
+        return _scaled(Targets(held, count, y), gradient, spec.start, steps)
+    held = OwnLoss(loss.word, _uncomputed) if labels is None and loss.function is not None else loss.held(network)
+    assert isinstance(held, OwnLoss)  # only classes have losses by name
+    if labels is not None:
+        rows = label_rows(labels, loss.targets, spec.classes)
+        count = _batch(batch, len(rows))
+        return _row_targets(held, rows, gradient, spec.start, steps)
+    count = _batch(batch, None)
+    if count > 1 or steps or not {*HEAD_NAMES} <= gradient.keys():
+        where = "of one example, by a trained last nn.Linear with a bias"
+        words = f"Under loss={loss.word!r}" if loss.function is None else "Under a loss that is a function"
+        raise UsageError(f"{words} labels can be inferred {where} alone; give labels=.")
+    return _unlabeled(loss, held, gradient, spec.start)
+
+
+def _uncomputed(z: Tensor, y: Tensor) -> Tensor:
+    """Stand in for a user's function without labels: the gradient shows its slope (`Targets.slope`)."""
+    raise AssertionError("a function cannot be computed without labels")
+
+
+def _are_integers(labels: Any) -> bool:
+    numbers = to_dense(labels)
+    return numbers is not None and numbers.dim() < 2 and not numbers.is_floating_point()
+
+
+def examples_in(labels: Any, batch: int | None) -> int:
+    """Return the number of examples that labels, or else `batch`, state; 1 if neither does."""
+    numbers = None if labels is None else to_dense(labels)
+    if numbers is not None and numbers.dim():
+        return max(len(numbers), 1)
+    return 1 if batch is None else _batch(batch, None)
+
+
+def _batch(batch: int | None, labels: int | None) -> int:
+    """Return the number of examples; UsageError: it is none, or not that of the labels."""
+    count = int_between("batch", (1 if labels is None else labels) if batch is None else batch, 1, MAX_BATCH)
+    if labels is not None and count != labels:
+        raise UsageError(f"batch={shown(batch)} cannot be used; there are {labels} labels.")
+    return count
+
+
+def _scaled(targets: Targets, gradient: Params, start: Params, steps: bool) -> Targets:
+    """Return targets of classes with the factor that the last layer shows."""
+    if steps:
+        return replace(targets, scale=sign_of(gradient, targets.batch, targets.y))
+    if not isinstance(targets.loss, OwnLoss):
+        fitted = scale_of(gradient, start, targets.batch, targets.y)
+    elif targets.batch > 1 or not {*HEAD_NAMES} <= gradient.keys():
+        return targets
+    else:
+        rows = torch.eye(len(gradient["head.bias"])) if targets.y is None else targets.y
+        found = fitted_label(gradient, start, targets.loss, rows)
+        fitted = None if found is None else found[0]
+    return replace(targets, scale=1.0 if fitted is None else fitted, unexplained=fitted is None)
+
+
+def _row_targets(loss: OwnLoss, rows: Tensor, gradient: Params, start: Params, steps: bool) -> Targets:
+    """Return targets of known rows: of one example as the only target, under a class of its own; else as they are."""
+    if len(rows) > 1:
+        return Targets(loss, len(rows), rows, rows)
+    targets = replace(_single(loss, rows[0], gradient), rows=rows)
+    if steps or not {*HEAD_NAMES} <= gradient.keys():
+        return targets
+    found = fitted_label(gradient, start, loss, rows)
+    return replace(targets, scale=1.0 if found is None else found[0], unexplained=found is None)
+
+
+def _single(loss: OwnLoss, row: Tensor, gradient: Params) -> Targets:
+    """Return targets of one example whose target is `row` [C].
+
+    Attacks get a one-hot label, at the largest entry of the bias's gradient, by which some divide; the loss puts the
+    row in its place.
+    """
+    bias = gradient.get("head.bias")
+    place = 0 if bias is None else int(bias.abs().argmax())
+    table = torch.zeros(len(row), len(row))
+    table[place] = row
+
+    def losses(z: Tensor, y: Tensor) -> Tensor:
+        return loss.function(z, y @ table.to(y))
+
+    return Targets(replace(loss, function=losses), 1, torch.eye(len(row))[[place]])
+
+
+def _unlabeled(loss: UserLoss, held: OwnLoss, gradient: Params, start: Params) -> Targets:
+    """Return targets of one example with an unknown label that is no class: signs, or the known cotangent itself."""
+    bias = gradient["head.bias"].detach().cpu()
+    if loss.targets == "multi-hot":  # the bias's gradient is sigmoid(z) - y: below 0 where the label is 1
+        rows = torch.stack([(bias < 0).float(), (bias > 0).float()])
+        found = None if len(bias) == 1 else fitted_label(gradient, start, held, rows)
+        row = rows[[0 if found is None else found[1]]]
+        scale, lost = (1.0, len(bias) > 1) if found is None else (found[0], False)
+        return replace(_single(held, row[0], gradient), rows=row, scale=scale, unexplained=lost)
+    linear = replace(held, function=lambda z, y: (z * y).sum(-1))
+    return replace(_single(linear, bias, gradient), slope=bias)

@@ -211,7 +211,7 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         shape=list(plan.spec.shape),
         classes=plan.spec.classes,
         parameters=plan.net.parameter_count,
-        loss=plan.loss,
+        loss=plan.loss_name,
         code=code_of(("models", plan.spec.model)),
     )
     chosen = {name: value for name, value in config if name in FederationInfo.model_fields}

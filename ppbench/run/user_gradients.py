@@ -10,6 +10,7 @@ from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from scipy.optimize import least_squares
 from scipy.special import softmax
@@ -19,8 +20,10 @@ from torch.nn import Module
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.tree import Params
 from ppbench.metrics.intervals import Floats
+from ppbench.nets.classifier import HEAD_NAMES
 from ppbench.nets.model_object import HeldNetwork
-from ppbench.nets.net import Net
+from ppbench.nets.modes import copied
+from ppbench.nets.net import Net, OwnLoss
 from ppbench.run.user_inputs import describe_value, to_dense
 
 Gradient = Sequence[Any] | Mapping[str, Any] | Tensor
@@ -155,6 +158,52 @@ def _by_name(gradient: Any, module: Module, names: Names) -> dict[str, Any]:
     if isinstance(values, list):
         values = _in_order(values, names)
     return _by_own_name(values, names)
+
+
+def start_and_change(update: Any, module: Module) -> tuple[Module, Gradient]:
+    """Return a network at the start of an update and start minus end, from a pair (before, after) of state dicts.
+
+    Any other update is returned as it is, with `module` itself, which is never changed. UsageError: the dicts lack a
+    parameter, or hold other shapes.
+    """
+    if not isinstance(update, tuple | list) or len(update) != 2 or not all(isinstance(p, Mapping) for p in update):
+        return module, update
+    parameters, state = tuple(name for name, _ in module.named_parameters()), tuple(module.state_dict())
+    names = Names(parameters, parameters, state)
+    before, after = ({n: to_dense(v) for n, v in _by_own_name(part, names).items()} for part in update)
+    start, change = copied(module), dict[str, Tensor]()
+    own = start.state_dict()
+    for name in parameters:
+        ends = before.get(name), after.get(name)
+        if any(end is None or end.shape != own[name].shape for end in ends):
+            right = f"give both as state dicts of the model, with {name!r} of shape {tuple(own[name].shape)}"
+            raise UsageError(f"Of the pair (before, after), one lacks {name!r} or has another shape; {right}.")
+        first, last = (end.to(torch.float64).cpu() for end in ends if end is not None)
+        change[name] = (first - last).float()
+    with torch.no_grad():
+        for name, value in before.items():
+            if value is not None and value.shape == own[name].shape:
+                own[name].copy_(value)
+    return start, change
+
+
+ALONG = 0.5
+"""Cosine of the bias's change and the labels' counts from which the change is end minus start."""
+
+
+def sign_of(change: Params, batch: int, y: Tensor | None) -> float:
+    """Return -1 if an update of several steps under cross-entropy seems to be end minus start, else 1.
+
+    Start minus end of the head's bias sums the gradients p - onehot(y): negative at the labels, which `y` [B, C] may
+    state, and in no more than `batch` entries.
+    """
+    bias = change.get("head.bias")
+    if bias is None:
+        return 1.0
+    if y is not None:
+        excess = y.sum(0) - y.sum(0).mean()  # 0 where classes are balanced, which shows nothing
+        return -1.0 if float(bias.cpu() @ excess) > ALONG * float(bias.norm() * excess.norm()) else 1.0
+    return -1.0 if int((bias > 0).sum()) <= batch < int((bias < 0).sum()) else 1.0
 
 
 def _are_floats(gradient: Any) -> bool:
@@ -393,3 +442,105 @@ def _unlike(expected: Floats, observed: Floats) -> float:
     """Return the least squared distance of any positive multiple of `expected` from `observed`."""
     factor = max(float(expected @ observed) / max(float(expected @ expected), TINY), 0.0)
     return float(((observed - factor * expected) ** 2).sum())
+
+
+# -- Other losses, and labels that are no classes: one example, whose outputs and cotangent the last layer shows --
+# Of one example the last layer's gradient is dW = s a f^T and db = s a, with a = dL/dz: the features f = dW_k / db_k
+# and the outputs z = W f + b do not depend on the factor s, so each possible label predicts a up to s.
+
+FITTED = 1e-9
+"""Relative squared distance up to which a label explains the cotangent: rounding of the outputs leaves 1e-12."""
+
+
+def cotangent_of(loss: OwnLoss, z: Tensor, y: Tensor) -> Tensor:
+    """Return dL/dz [C] of the mean loss of one example with outputs z [C] and target y [C]."""
+    z, y = z.detach().double()[None], y.double()[None]
+    with torch.enable_grad():
+        z.requires_grad_()
+        (slope,) = torch.autograd.grad(loss.function(z, y).sum(), z)
+    shares = loss.shares(y)
+    return slope[0] if shares is None else slope[0] / shares
+
+
+def fitted_label(gradient: Params, start: Params, loss: OwnLoss, rows: Tensor) -> tuple[float, int] | None:
+    """Return the factor of one example's gradient, and which of possible targets `rows` [K, C] explains it.
+
+    Positive factors near 1 come first where several do. None: none of them, or the last layer is not of one example.
+    """
+    weight, bias = (start[name].detach().cpu().double() for name in HEAD_NAMES)
+    by_weight, by_bias = (gradient[name].detach().cpu().double() for name in HEAD_NAMES)
+    largest = int(by_bias.abs().argmax())
+    features = by_weight[largest] / by_bias[largest]
+    rest = (by_weight - by_bias[:, None] * features).square().sum() / by_weight.square().sum().clamp(min=TINY)
+    if weight.dim() != 2 or not bool(features.isfinite().all()) or float(rest) > FITTED:
+        return None
+    fits = list[tuple[bool, float, float, int]]()
+    for place, row in enumerate(rows):
+        slope = cotangent_of(loss, weight @ features + bias, row)
+        factor = float(by_bias @ slope / (slope @ slope).clamp(min=TINY))
+        left = (by_bias - factor * slope).square().sum() / by_bias.square().sum()
+        if float(left) <= FITTED and factor:
+            fits.append((factor < 0, abs(math.log(abs(factor))), factor, place))
+    return None if not fits else (_rounded(min(fits)[2]), min(fits)[3])
+
+
+# -- Weight decay inside a gradient: t times the weights, with t such that the last layer's gradient has rank B again --
+
+
+SHOWN = 1e-5
+"""Smallest singular value, relative to the largest, that counts as an example; rounding to float32 leaves 1e-7."""
+
+
+def least_batch(gradient: Params) -> int:
+    """Return the rank of the last layer's gradient, to which each example adds 1 at most; 0 without that layer."""
+    if not {*HEAD_NAMES} <= gradient.keys() or gradient["head.weight"].dim() != 2:
+        return 0
+    weight, bias = (gradient[name].detach().cpu().double() for name in HEAD_NAMES)
+    sizes = torch.linalg.svdvals(torch.cat([weight, bias[:, None]], 1))
+    return int((sizes > SHOWN * sizes[0]).sum())
+
+
+def decay_of(gradient: Params, start: Params, batch: int) -> float | None:
+    """Return t of a gradient that holds t times the weights, for fewer examples than classes; None: no t explains it.
+
+    A = [dW, db] - t [W, b] has rank B, so that t is a generalized eigenvalue of B + 1 random combinations of its rows
+    and columns; of these the one counts that leaves least beyond the rank.
+    """
+    if any(name not in gradient or gradient[name].dim() != 2 - place for place, name in enumerate(HEAD_NAMES)):
+        return None
+    seen, own = (
+        torch.cat([tree[n].detach().cpu().double().view(len(tree[n]), -1) for n in HEAD_NAMES], 1).numpy()
+        for tree in (gradient, start)
+    )
+    if min(seen.shape) <= batch + 1:
+        return None
+    draws = np.random.default_rng(0)
+    left, right = draws.standard_normal((batch + 1, len(seen))), draws.standard_normal((seen.shape[1], batch + 1))
+    candidates = scipy.linalg.eigvals(left @ seen @ right, left @ own @ right)
+    real = [0.0, *(float(t.real) for t in candidates if np.isfinite(t) and abs(t.imag) <= 1e-3 * abs(t))]
+
+    def beyond(t: float) -> float:
+        sizes = np.linalg.svd(seen - t * own, compute_uv=False)
+        return float((sizes[batch:] ** 2).sum() / (sizes**2).sum())
+
+    best = min(real, key=beyond)
+    return best if beyond(best) <= FITTED else None
+
+
+def without_decay(gradient: Params, start: Params, decay: float | None, examples: int, steps: bool) -> Params:
+    """Return a gradient of so many examples without `decay` times the weights; None: an unknown multiple (`decay_of`).
+
+    UsageError: no number, or it cannot be known here.
+    """
+    if decay == 0 and not isinstance(decay, bool):
+        return gradient
+    if steps:
+        raise UsageError("weight_decay is of one gradient; several local steps with it are not simulated: leave it 0.")
+    if decay is None:
+        decay = decay_of(gradient, start, examples)
+    elif isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1e6:
+        raise UsageError(f"weight_decay={shown(decay)} cannot be used; it must be 0 or more, or None if it is unknown.")
+    if decay is None:
+        right = "give the number; it is read off a last nn.Linear with a bias, of fewer examples than classes"
+        raise UsageError(f"weight_decay=None cannot be used here: no multiple of the weights explains it; {right}.")
+    return {name: value - decay * start[name].to(value) for name, value in gradient.items()}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import Module
+from torch import Tensor, nn
+from torch.nn import Module, functional
 from torch.nn.functional import one_hot
 from torch.utils.data import DataLoader, Dataset
 
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.federation.plan import Data, Plan
+from ppbench.nets.model_object import HeldNetwork
+from ppbench.nets.net import LossName, OwnLoss, bce, softened_cross_entropy
 
 ClassLabels = Tensor | Sequence[int]
 LabelledBatch = tuple[Any, Any]
@@ -243,3 +246,163 @@ def check_batch(plan: Plan, size: int) -> None:
     if size < plan.net.fewest:
         problem = f"Model {plan.spec.model!r} has a batch norm that sees one value of an example"
         raise UsageError(f"{problem}; give batches of {plan.net.fewest} and more, or put it into eval mode.")
+
+
+# -- Losses and their targets --
+
+LOSS_WORDS = ("cross_entropy", "nll", "bce", "mse")
+TORCH_LOSSES: dict[Any, str] = {
+    nn.CrossEntropyLoss: "cross_entropy",
+    nn.NLLLoss: "nll",
+    nn.BCEWithLogitsLoss: "bce",
+    nn.MSELoss: "mse",
+    functional.cross_entropy: "cross_entropy",
+    functional.nll_loss: "nll",
+    functional.binary_cross_entropy_with_logits: "bce",
+    functional.mse_loss: "mse",
+}
+"""torch's own losses, by what they are called here: their labels can be read off a gradient, a function's cannot."""
+ClassWeights = Sequence[float] | Tensor
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+TargetKind = Literal["classes", "multi-hot", "numbers", "any"]
+
+
+@dataclass(frozen=True)
+class UserLoss:
+    """A loss as the user names it. targets: their kind; "any" of a function. function: of the user, else None.
+
+    smoothing, weights: of a cross-entropy; weights [C] or None.
+    """
+
+    word: str
+    targets: TargetKind
+    function: LossFunction | None = None
+    smoothing: float = 0.0
+    weights: Tensor | None = None
+
+    def held(self, network: HeldNetwork, indices: bool = False) -> LossName | OwnLoss:
+        """Return the loss of the network's outputs, for a plan.
+
+        indices: whether a function takes classes [B] int64 as labels, else rows of numbers. UsageError: the network has
+        other outputs than the loss takes, or a function fails on them.
+        """
+        classes = network.spec.classes
+        if self.word == "nll" and not network.log_softmax:
+            right = "let it end in log_softmax, or take loss='cross_entropy'"
+            raise UsageError(f"loss='nll' takes log-probabilities, and the network answers by other numbers; {right}.")
+        if self.weights is not None and len(self.weights) != classes:
+            raise UsageError(f"class_weights has {len(self.weights)} numbers; the network has {classes} classes.")
+        if self.targets == "classes":
+            plain = not self.smoothing and self.weights is None
+            return "cross_entropy" if plain else softened_cross_entropy(self.smoothing, self.weights)
+        known = {"bce": bce, "mse": mean_square_error}.get(self.word)
+        function = known or _adapted(self.function, network.flat, indices, torch.zeros(2, classes))
+        after = _behind_log_softmax(function) if network.log_softmax else function
+        return OwnLoss(self.word, after, classes=indices)
+
+
+def mean_square_error(output: Tensor, y: Tensor) -> Tensor:
+    """Return the mean squared distance [B] of output [B, C] and targets y [B, C], as `torch.nn.MSELoss`."""
+    return (output - y).square().mean(-1)
+
+
+def _behind_log_softmax(function: LossFunction) -> LossFunction:
+    return lambda logits, y: function(logits.log_softmax(-1), y)
+
+
+def _adapted(function: LossFunction | None, flat: bool, indices: bool, outputs: Tensor) -> LossFunction:
+    """Return a user's function as one of outputs [B, C] and targets [B, C]; UsageError: it fails on such `outputs`.
+
+    One that takes float32 alone (class weights in it, for instance) gets float32.
+    """
+    assert function is not None  # a loss without a word is a function
+
+    def losses(z: Tensor, y: Tensor) -> Tensor:
+        labels = y.argmax(-1) if indices else y[:, 0] if flat else y
+        return function(z[:, 0] if flat else z, labels)
+
+    def singles(z: Tensor, y: Tensor) -> Tensor:
+        return losses(z.float(), y.float()).to(z.dtype)
+
+    z, y = outputs + 0.1 * torch.arange(outputs.shape[1]), torch.zeros_like(outputs)
+    y[:, 0] = 1
+    problem = _problem_of(losses, z, y)
+    if problem:
+        raise UsageError(f"loss= {problem}; it must take outputs [B, C] and labels, and return losses [B] or a mean.")
+    return singles if _problem_of(losses, z.double(), y.double()) else losses
+
+
+def _problem_of(losses: LossFunction, z: Tensor, y: Tensor) -> str:
+    """Return why a loss cannot be used, a clause; "" if it can."""
+    try:
+        answer = losses(z, y)
+        if not isinstance(answer, Tensor) or answer.shape not in ((), (len(z),)):
+            return f"returned {describe_value(answer)} for {len(z)} examples"
+        slope = torch.func.grad(lambda a: losses(a, y).sum())
+        torch.func.grad(lambda a: slope(a).square().sum())(z)
+        return "" if bool(slope(z).isfinite().all()) and bool(slope(z).any()) else "has no gradient by the outputs"
+    except Exception as cause:  # noqa: BLE001 - a user's function may raise anything
+        return f"fails, or cannot be differentiated twice ({because(cause, 160)})"
+
+
+def user_loss(loss: str | LossFunction, label_smoothing: float, class_weights: ClassWeights | None) -> UserLoss:
+    """Return the loss that arguments name; UsageError: there is none such, or they do not go together."""
+    if isinstance(loss, nn.CrossEntropyLoss) and not label_smoothing:
+        label_smoothing = loss.label_smoothing
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and class_weights is None:
+        class_weights = loss.weight
+    plain = not isinstance(loss, nn.BCEWithLogitsLoss) or (loss.weight is None and loss.pos_weight is None)
+    known = TORCH_LOSSES.get(type(loss) if isinstance(loss, Module) else loss) if plain and _hashable(loss) else None
+    word = loss if isinstance(loss, str) else known or "a function"
+    if not callable(loss) and word not in LOSS_WORDS:
+        right = f"{', '.join(map(repr, LOSS_WORDS))}, or a function of outputs and labels"
+        raise UsageError(f"loss={shown(loss)} cannot be used; it must be {right}.")
+    smoothing, weights = _smoothing(label_smoothing), None if class_weights is None else _weights(class_weights)
+    if word == "a function":
+        _refuse_softening(smoothing, weights, "put them into the function")
+        return UserLoss(word, "any", function=loss)  # type: ignore[arg-type]  # no str, so it is callable
+    if word in ("bce", "mse"):
+        _refuse_softening(smoothing, weights, f"loss={word!r} has none; give a function of outputs and labels instead")
+    kinds: dict[str, TargetKind] = {"bce": "multi-hot", "mse": "numbers"}
+    return UserLoss(word, kinds.get(word, "classes"), None, smoothing, weights)
+
+
+def _hashable(value: Any) -> bool:
+    return isinstance(value, Hashable)
+
+
+def _refuse_softening(smoothing: float, weights: Tensor | None, right: str) -> None:
+    if smoothing or weights is not None:
+        raise UsageError(f"label_smoothing and class_weights are of cross-entropy; {right}.")
+
+
+def _smoothing(value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise UsageError(f"label_smoothing={shown(value)} cannot be used; it must be a number from 0 to below 1.")
+    return float(value)
+
+
+def _weights(value: ClassWeights) -> Tensor:
+    numbers = to_dense(value)
+    if numbers is None or numbers.dim() != 1 or numbers.is_complex() or not bool((numbers > 0).all()):
+        raise UsageError(f"class_weights={shown(value)} cannot be used; give one positive number a class.")
+    return numbers.double().cpu()
+
+
+def label_rows(labels: Any, kind: TargetKind, classes: int) -> Tensor:
+    """Return labels as rows [B, C] float32 of numbers, of one output also from [B]; of one example also from [C].
+
+    UsageError: they have another shape or, under "multi-hot", values outside of 0 to 1.
+    """
+    numbers = to_dense(labels)
+    right = f"one row of {classes} numbers an example" if classes > 1 else "one number an example"
+    right += " from 0 to 1" if kind == "multi-hot" else ""
+    if numbers is None or numbers.is_complex() or not numbers.numel() or not bool(numbers.float().isfinite().all()):
+        raise UsageError(f"labels={shown(labels)} cannot be used; they must be {right}.")
+    rows = numbers.float().cpu()
+    rows = rows.reshape(-1, classes) if rows.dim() < 2 and (classes == 1 or rows.numel() == classes) else rows
+    if rows.dim() != 2 or rows.shape[1] != classes:
+        raise UsageError(f"labels have shape {tuple(numbers.shape)}; they must be {right}, [B, {classes}].")
+    if kind == "multi-hot" and not 0 <= float(rows.min()) <= float(rows.max()) <= 1:
+        raise UsageError(f"labels={shown(labels)} cannot be used; they must be {right}.")
+    return rows

@@ -48,7 +48,7 @@ class ClassFishing(ActiveInversion):
         trap = {**params, **passing(layers, params, before.plan.data_range)}
         trap |= {name: torch.zeros_like(params[name]) for name in ("head.weight", "head.bias")}
         trap["head.bias"][0] = WRONG
-        return Sent(trap, None if before.target is None else silent_weights(layers[-1], params, before.plan.loss))
+        return Sent(trap, None if before.target is None else silent_weights(layers[-1], params, before.plan.loss_name))
 
     def features(self, plan: Plan, params: Params, evidence: Evidence) -> tuple[Sequence[WiredLayer], Tensor]:
         """Return the convolutions, and the mean features of each fished class."""

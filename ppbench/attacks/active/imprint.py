@@ -83,7 +83,7 @@ class Imprint(ActiveInversion):
         params = {name: value.detach().cpu() for name, value in before.server.params.items()}
         trap = {**params, **passing(wired.before, params, before.plan.data_range)}
         trap |= (bin_trap if wired.biased else ratio_trap)(wired, trap, before, self.loud)
-        return Sent(trap, None if before.target is None else silent_weights(wired.last, params, before.plan.loss))
+        return Sent(trap, None if before.target is None else silent_weights(wired.last, params, before.plan.loss_name))
 
     def features(self, plan: Plan, params: Params, evidence: Evidence) -> tuple[Sequence[WiredLayer], Tensor]:
         """Return the layers before the trap, and the features in its bins."""
@@ -133,7 +133,7 @@ def bin_trap(wired: Wiring, params: Params, before: Before, loud: bool) -> Param
         middle = float((sums.max() + sums.min()) / 2)
     name, like = wired.trap.name, params[f"{wired.trap.name}.bias"]
     trap = {f"{name}.weight": padded(weight, params[f"{name}.weight"]), f"{name}.bias": padded(bias, like)}
-    return trap | carried(wired, params, padded(coefficients, like), middle, before.plan.loss)
+    return trap | carried(wired, params, padded(coefficients, like), middle, before.plan.loss_name)
 
 
 def padded(value: Tensor, like: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def labels_of_inputs(plan: Plan, params: Params, observed: Params, inputs: Tenso
         gradient = torch.cat([gradient, observed["head.bias"].double()[:, None]], 1)
         features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
     weighted = count * torch.linalg.lstsq(features.T, gradient.T).solution
-    output = output.softmax(-1) if plan.loss == "cross_entropy" else output
+    output = output.softmax(-1) if plan.by_softmax else output
     labels = (weighted - output).argmin(1)
     least = (output - one_hot(labels, output.shape[1])).gather(1, labels[:, None])[:, 0]
     counts = weighted.gather(1, labels[:, None])[:, 0] / least

@@ -275,5 +275,7 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
         steps = compile_chain(plan, first.params, dtype)
         if steps is not None:
             observed = [e.observed for e in evidences]
-            return ChainObjective(steps, plan.loss, observed, evidence_weights(evidences), batch, measure, first.floor)
+            return ChainObjective(
+                steps, plan.loss_name, observed, evidence_weights(evidences), batch, measure, first.floor
+            )
     return (MappedObjective if mappable and len(evidences) > 1 else SimulatedObjective)(evidences)
