@@ -14,6 +14,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess, SolvedLayer
 from ppbench.base.errors import UsageError, count_of, shown
 from ppbench.metrics.image import match, psnr
+from ppbench.metrics.modality import IMAGE, modality_from
 from ppbench.run.user_inputs import OUTSIDE, to_dense
 
 RECOVERED_DB = 10.0
@@ -115,13 +116,17 @@ class Inverted:
         inputs = f"{count_of(len(self.x), 'input')} of {tuple(self.x.shape[1:])}"
         return f"<Inverted {inputs} by {self.attack!r}{labels}{left}{blind}>"
 
+    @property
+    def _has_pictures(self) -> bool:
+        return modality_from(self.x.shape[1:]) is IMAGE and self.x.shape[1] in (1, 3)
+
     def show(self, truth: Tensor | None = None) -> Image.Image:
         """Return the images side by side; with the true ones [B, *shape], these above, each over its best match.
 
         Clipped to the data range, enlarged to about `SIDE` pixels, 8 bits. UsageError: as `psnr`; inputs are no images
         of one or three channels.
         """
-        if self.x.dim() != 4 or self.x.shape[1] not in (1, 3):
+        if not self._has_pictures:
             shape = tuple(self.x.shape[1:])
             raise UsageError(f"Inputs of shape {shape} cannot be shown; only images (1, H, W) or (3, H, W) can.")
         if truth is None:
@@ -131,7 +136,7 @@ class Inverted:
 
     def _repr_png_(self) -> bytes | None:
         """Return the images as a PNG, for notebooks; None of inputs that are no images."""
-        if self.x.dim() != 4 or self.x.shape[1] not in (1, 3):
+        if not self._has_pictures:
             return None
         file = io.BytesIO()
         self.show().save(file, "PNG")
