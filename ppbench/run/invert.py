@@ -133,7 +133,8 @@ def invert(
             over outputs; one of torch's objects or functions of these; or a function of outputs [B, C] and labels, to
             losses [B] or their mean, differentiable twice. A function gets classes [B] int64 if `labels` are whole
             numbers, else rows [B, C] of floats ([B] both where the network answers by [B]).
-        label_smoothing, class_weights: of cross-entropy, as in `torch.nn.CrossEntropyLoss`; weights [C], positive.
+        label_smoothing: of cross-entropy, from 0 to below 1, as in `torch.nn.CrossEntropyLoss`.
+        class_weights: of cross-entropy, [C], positive, as there.
         weight_decay: factor of the weights in the gradient; None: unknown, and read off the last layer.
         output: the part of the network's answer that the loss takes: a key, index or attribute.
         batch: examples in the batch; by default as many as `labels`, else 1.
