@@ -90,8 +90,8 @@ def clients(options: argparse.Namespace) -> dict[str, Any]:
         defense = [*GRIDS.get(options.defense, ()), "--dataset", f"parquet:{data}"]
         figures = watched([*command, *defense, *federation, *training, *attack])
         on_disk = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-    asked = dict(defense=options.defense, clients=options.clients, sample=options.sample, rounds=options.rounds)
-    return dict(**asked, **figures, disk_mb=round(on_disk / 1e6, 1))
+    options_used = dict(defense=options.defense, clients=options.clients, sample=options.sample, rounds=options.rounds)
+    return dict(**options_used, **figures, disk_mb=round(on_disk / 1e6, 1))
 
 
 class Recorder:

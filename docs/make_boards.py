@@ -5,7 +5,6 @@ All figures are computed from the archives in leaderboards/results; the index st
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ppbench.base.toml_files import tomllib
 from ppbench.records.store import Store
 from ppbench.report.compare.report import markdown_text
 from ppbench.report.page.board import BoardSummary, summary_of
 from ppbench.report.setting import Setting
 
-tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 HOME = Path(__file__).resolve().parent.parent / "leaderboards"
 INDEX = HOME / "README.md"
 BEGIN, END = "<!-- begin: python docs/make_boards.py -->\n", "<!-- end -->\n"

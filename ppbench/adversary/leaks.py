@@ -191,14 +191,15 @@ def secrets_in(letters: Sequence[Mapping[MessagePart, Tensor]], states: Sequence
 def _shared(secret: NDArray[np.int64], values: Sequence[Tensor]) -> int:
     """Return how many of sorted hashes are among those of `_moves` of values."""
     sent = _moves(values)
-    possible = np.zeros(TABLE, dtype=bool)
-    possible[secret & (TABLE - 1)] = True
-    sent = sent[possible[sent & (TABLE - 1)]]  # nearly all are none: a table says so sooner than a search
+    possible = np.zeros(HASH_TABLE, dtype=bool)
+    possible[secret & (HASH_TABLE - 1)] = True
+    sent = sent[possible[sent & (HASH_TABLE - 1)]]  # nearly all are none: a table says so sooner than a search
     near = secret[np.searchsorted(secret, sent).clip(max=len(secret) - 1)]
     return len({*sent[near == sent].tolist()})
 
 
-TABLE = 2**22
+HASH_TABLE = 2**22
+"""Entries of a table by the low bits of hashes: 4 MB, in which few of a client's secrets meet."""
 
 
 def _halves(values: Sequence[Tensor]) -> Iterator[list[Tensor]]:

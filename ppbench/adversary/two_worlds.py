@@ -296,7 +296,7 @@ def _factors(
 ) -> Iterator[Sequence[float]]:
     """Yield the factors with which the second part of each pair may remove from the first what both share.
 
-    None if they share nothing. Whole numbers may be added or subtracted.
+    No factor if they share nothing. Whole numbers may be added or subtracted.
     """
     by_shape: dict[tuple[int, ...], list[MessagePart]] = {}
     for name, runs in parts.items():

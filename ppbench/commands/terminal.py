@@ -26,7 +26,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import leaks_of
 from ppbench.report.page.boards import ranks_of
 from ppbench.report.page.headline import Answer, answer_of, preliminary_words
-from ppbench.report.page.overview import Overview, choices_of
+from ppbench.report.page.overview import Overview, choices_of, control_words
 from ppbench.report.page.trust import Trust
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows, probe_text, upload_rows
 from ppbench.report.setting import Setting
@@ -125,7 +125,7 @@ def glance(overview: Overview, width: int) -> Table:
 def _setting(v: Setting, single: bool) -> str:
     if v.entry.defense.id == "none":
         return "undefended"
-    words = (v.entry.control.replace(" = ", "="), v.differs)
+    words = (control_words(v), v.differs)
     about = ", ".join(word for word in words if word)
     return about or v.entry.defense.id if single else " ".join(word for word in (v.entry.defense.id, about) if word)
 

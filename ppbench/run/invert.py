@@ -152,8 +152,8 @@ def invert(
     check_real(model)
     module, gradient = start_and_change(gradient, unwrapped(model))
     named, bounds = user_loss(loss, label_smoothing, class_weights), range_of(data_range)
-    other = named.targets != "classes"
-    network = held_network(module, shape_of(shape), bounds, output=output_of(output), any_output=other)
+    any_output = named.targets != "classes"
+    network = held_network(module, shape_of(shape), bounds, output=output_of(output), any_output=any_output)
     if not isinstance(planted, bool):
         raise UsageError(f"planted={shown(planted)} cannot be used; it must be True or False.")
     seen, steps = read_gradient(gradient, module, network), training is not None
@@ -161,12 +161,12 @@ def invert(
     targets = targets_of(named, labels, batch, seen, network, steps)
     plan = _plan(network.spec, targets.batch, bounds, training, targets.loss)
     check_batch(plan, min(targets.batch, plan.local.batch))
-    scale, challenge = (
-        targets.scale,
-        Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None]),
-    )
+    challenge = Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None])
     place = next(iter(seen.values())).device if device is None else _device(device)
-    start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
+    start, sent = (
+        moved(network.spec.start, place),
+        {name: (value / targets.scale).to(place) for name, value in seen.items()},
+    )
     view, seeds = view_of(plan, start, sent), Seeds(int_between("seed", seed, 0, 2**63 - 1))
     searches = _searches(plan, challenge.batch, bool(parameters)) if attack is None else (attack,)
     chosen = _chosen(searches[0], parameters, view, challenge)
@@ -182,7 +182,7 @@ def invert(
         optimizer = plan.local.opt.name if steps else None
         blind, shown_least = _blind_mismatch(chosen, view, guess, targets), 0 if steps else least_batch(seen)
         answer = replace(answer, blind_mismatch=blind, least_batch=shown_least, loss=plan.loss_name)
-        answer = replace(answer, y=targets.answered(guess, network, named.word))
+        answer = replace(answer, y=targets.labels_for(guess, network, named.word))
         return replace(answer, planted=control, unexplained=targets.unexplained, training=optimizer)
 
 
@@ -228,7 +228,7 @@ def _best_answer(
 
 def _misfit(view: View, guess: Guess, targets: Targets) -> float:
     """Return how badly a guess explains a gradient, inf without inputs or labels."""
-    y = targets.given_to(guess.y, view.plan.spec.classes)
+    y = targets.rows_for(guess.y, view.plan.spec.classes)
     if guess.x is None or y is None or view.plan.local.upload != "gradient":
         return math.inf
     (evidence,) = view.defense.evidence(view)
@@ -252,7 +252,7 @@ def _result(attack: Attack, view: View, guess: Guess, targets: Targets) -> Inver
 
 def _mismatch(attack: Attack, view: View, guess: Guess, targets: Targets) -> float | None:
     """Return the share of the observation that a guess does not explain, None without labels."""
-    y = targets.given_to(guess.y, view.plan.spec.classes)
+    y = targets.rows_for(guess.y, view.plan.spec.classes)
     if guess.x is None or y is None:
         return None
     reader = view.defense if view.plan.local.upload == "gradient" else attack  # an attack simulates local steps
@@ -284,7 +284,7 @@ def _planted(
     null space of few trained entries) has its start values there, and the attack would find those again. None if no
     client could hold the answer.
     """
-    y = targets.given_to(answer.y, plan.spec.classes)
+    y = targets.rows_for(answer.y, plan.spec.classes)
     if y is None or not finite(answer.x):
         return None
     again = Seeds(seeds.seed("planted"))
@@ -433,13 +433,13 @@ class Targets:
     scale: float = 1.0
     unexplained: bool = False
 
-    def given_to(self, guess_y: Tensor | None, classes: int) -> Tensor | None:
+    def rows_for(self, guess_y: Tensor | None, classes: int) -> Tensor | None:
         """Return the targets [B, C] that go with an answer's labels [B]; None without any."""
         if self.y is not None and (self.rows is not None or self.slope is not None):
             return self.y
         return None if guess_y is None else one_hot(guess_y, classes).float()
 
-    def answered(self, guess: Guess, network: HeldNetwork, word: str) -> Tensor | None:
+    def labels_for(self, guess: Guess, network: HeldNetwork, word: str) -> Tensor | None:
         """Return the labels of an answer: classes [B] int64, or numbers [B, C], [B] of one output; None if unknown."""
         if self.slope is not None and word == "mse" and guess.x is not None:
             with torch.no_grad():
@@ -461,22 +461,24 @@ def targets_of(
     """
     spec, integers = network.spec, _are_integers(labels)
     if loss.targets == "classes" or (loss.targets == "any" and integers and spec.classes > 1):
-        held = loss.held(network, indices=loss.targets == "any")
+        plan_loss = loss.for_plan(network, indices=loss.targets == "any")
         y = None if labels is None else one_hot_of(labels, spec.classes)
         count = _batch(batch, None if y is None else len(y))
-        return _scaled(Targets(held, count, y), gradient, spec.start, steps)
-    held = OwnLoss(loss.word, _uncomputed) if labels is None and loss.function is not None else loss.held(network)
-    assert isinstance(held, OwnLoss)  # only classes have losses by name
+        return _scaled(Targets(plan_loss, count, y), gradient, spec.start, steps)
+    plan_loss = (
+        OwnLoss(loss.word, _uncomputed) if labels is None and loss.function is not None else loss.for_plan(network)
+    )
+    assert isinstance(plan_loss, OwnLoss)  # only classes have losses by name
     if labels is not None:
         rows = label_rows(labels, loss.targets, spec.classes)
         count = _batch(batch, len(rows))
-        return _row_targets(held, rows, gradient, spec.start, steps)
+        return _row_targets(plan_loss, rows, gradient, spec.start, steps)
     count = _batch(batch, None)
     if count > 1 or steps or not {*HEAD_NAMES} <= gradient.keys():
         where = "of one example, by a trained last nn.Linear with a bias"
         words = f"Under loss={loss.word!r}" if loss.function is None else "Under a loss that is a function"
         raise UsageError(f"{words} labels can be inferred {where} alone; give labels=.")
-    return _unlabeled(loss, held, gradient, spec.start)
+    return _unlabeled(loss, plan_loss, gradient, spec.start)
 
 
 def _uncomputed(z: Tensor, y: Tensor) -> Tensor:
@@ -515,8 +517,8 @@ def _scaled(targets: Targets, gradient: Params, start: Params, steps: bool) -> T
         return targets
     else:
         rows = torch.eye(len(gradient["head.bias"])) if targets.y is None else targets.y
-        found = fitted_label(gradient, start, targets.loss, rows)
-        fitted = None if found is None else found[0]
+        fit = fitted_label(gradient, start, targets.loss, rows)
+        fitted = None if fit is None else fit[0]
     return replace(targets, scale=1.0 if fitted is None else fitted, unexplained=fitted is None)
 
 
@@ -527,8 +529,8 @@ def _row_targets(loss: OwnLoss, rows: Tensor, gradient: Params, start: Params, s
     targets = replace(_single(loss, rows[0], gradient), rows=rows)
     if steps or not {*HEAD_NAMES} <= gradient.keys():
         return targets
-    found = fitted_label(gradient, start, loss, rows)
-    return replace(targets, scale=1.0 if found is None else found[0], unexplained=found is None)
+    fit = fitted_label(gradient, start, loss, rows)
+    return replace(targets, scale=1.0 if fit is None else fit[0], unexplained=fit is None)
 
 
 def _single(loss: OwnLoss, row: Tensor, gradient: Params) -> Targets:
@@ -548,14 +550,14 @@ def _single(loss: OwnLoss, row: Tensor, gradient: Params) -> Targets:
     return Targets(replace(loss, function=losses), 1, torch.eye(len(row))[[place]])
 
 
-def _unlabeled(loss: UserLoss, held: OwnLoss, gradient: Params, start: Params) -> Targets:
+def _unlabeled(loss: UserLoss, plan_loss: OwnLoss, gradient: Params, start: Params) -> Targets:
     """Return targets of one example with an unknown label that is no class: signs, or the known cotangent itself."""
     bias = gradient["head.bias"].detach().cpu()
     if loss.targets == "multi-hot":  # the bias's gradient is sigmoid(z) - y: below 0 where the label is 1
         rows = torch.stack([(bias < 0).float(), (bias > 0).float()])
-        found = None if len(bias) == 1 else fitted_label(gradient, start, held, rows)
-        row = rows[[0 if found is None else found[1]]]
-        scale, lost = (1.0, len(bias) > 1) if found is None else (found[0], False)
-        return replace(_single(held, row[0], gradient), rows=row, scale=scale, unexplained=lost)
-    linear = replace(held, function=lambda z, y: (z * y).sum(-1))
+        fit = None if len(bias) == 1 else fitted_label(gradient, start, plan_loss, rows)
+        row = rows[[0 if fit is None else fit[1]]]
+        scale, lost = (1.0, len(bias) > 1) if fit is None else (fit[0], False)
+        return replace(_single(plan_loss, row[0], gradient), rows=row, scale=scale, unexplained=lost)
+    linear = replace(plan_loss, function=lambda z, y: (z * y).sum(-1))
     return replace(_single(linear, bias, gradient), slope=bias)

@@ -280,7 +280,7 @@ class UserLoss:
     smoothing: float = 0.0
     weights: Tensor | None = None
 
-    def held(self, network: HeldNetwork, indices: bool = False) -> LossName | OwnLoss:
+    def for_plan(self, network: HeldNetwork, indices: bool = False) -> LossName | OwnLoss:
         """Return the loss of the network's outputs, for a plan.
 
         indices: whether a function takes classes [B] int64 as labels, else rows of numbers. UsageError: the network has

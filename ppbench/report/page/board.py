@@ -35,6 +35,7 @@ from ppbench.report.page.overview import (
     Overview,
     Standing,
     choices_of,
+    control_words,
     distinct_words,
     guarantee_words,
     least_order,
@@ -164,7 +165,7 @@ BAR, BAR_END_DB = 12, 60.0
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One row. rank, verdict: in words; best: whether it shows a defense at its best usable setting."""
+    """One row. rank, verdict: in words."""
 
     setting: Setting
     verdict: str
@@ -365,7 +366,7 @@ def _table(
 # -- cells of the summary ----------------------------------------------------------------------------------------------
 def _name(row: SummaryRow) -> Lines:
     entry = row.setting.entry
-    about = ", ".join(word for word in (entry.control.replace(" = ", "="), row.setting.differs) if word)
+    about = ", ".join(word for word in (control_words(row.setting), row.setting.differs) if word)
     return ("undefended",) if entry.defense.id == "none" else tuple(word for word in (entry.defense.id, about) if word)
 
 
@@ -464,15 +465,14 @@ def _encryption(row: SummaryRow) -> Lines:
     return () if cost is None or not cost.encryption else (cost.encryption.removeprefix("encryption adds "),)
 
 
-def _bytes(name: str) -> Callable[[SummaryRow], Lines]:
-    """Return the cell of bytes of a client, of the seed shown, and below them the ratio to the undefended client."""
+def _bytes(name: str, ratio: str = "") -> Callable[[SummaryRow], Lines]:
+    """Return the cell of bytes of a client, of the seed shown; ratio: to the undefended client, shown below them."""
 
     def cell(row: SummaryRow) -> Lines:
         from ppbench.report.page.html import byte_size
 
         amount = getattr(row.setting.entry.sample.cost, name)
-        ratio = _ratio({"bytes_up": "up", "bytes_down": "down", "memory_peak": "memory"}.get(name, "up"))(row)
-        return () if amount is None else (byte_size(amount), *(ratio if name != "bytes_setup" else ()))
+        return () if amount is None else (byte_size(amount), *(_ratio(ratio)(row) if ratio else ()))
 
     return cell
 
@@ -491,10 +491,10 @@ SUMMARY_COLUMNS: tuple[SummaryColumn, ...] = (
 )
 COST_COLUMNS: tuple[SummaryColumn, ...] = (
     (NAME_TITLE, _name),
-    ("Upload", _bytes("bytes_up")),
-    ("Download", _bytes("bytes_down")),
+    ("Upload", _bytes("bytes_up", "up")),
+    ("Download", _bytes("bytes_down", "down")),
     ("Set-up", _bytes("bytes_setup")),
-    ("Peak memory", _bytes("memory_peak")),
+    ("Peak memory", _bytes("memory_peak", "memory")),
     ("Time", _time),
     ("Encryption adds", _encryption),
     ("Epsilon", _epsilon),

@@ -372,10 +372,10 @@ def choice_of(table: Overview) -> Choice:
 
 def choices_of(tables: Sequence[Overview]) -> list[tuple[str, str]]:
     """Return what to choose, each paragraph with the evaluations that it is of, "" where there is one."""
-    said = grouped(zip(distinct_words(tables), tables, strict=True), lambda pair: choice_of(pair[1]).words)
-    if len(said) == 1 and len(tables) > 1:
-        return [(f"All {len(tables)} evaluations", words) for words in said]
-    return [("; ".join(about for about, _ in some), words) for words, some in said.items()]
+    by_words = grouped(zip(distinct_words(tables), tables, strict=True), lambda pair: choice_of(pair[1]).words)
+    if len(by_words) == 1 and len(tables) > 1:
+        return [(f"All {len(tables)} evaluations", words) for words in by_words]
+    return [("; ".join(about for about, _ in some), words) for words, some in by_words.items()]
 
 
 def distinct_words(tables: Sequence[Overview]) -> list[str]:
