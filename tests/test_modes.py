@@ -27,8 +27,8 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.nets.model_object import HeldNetwork, held_network
 from ppbench.nets.modes import drawing, run_module
 from ppbench.nets.net import Net, _built, build, initial, net_spec
-from ppbench.run.invert import view_of
 from ppbench.run.loop import load_attack
+from ppbench.run.user_gradients import view_of
 
 EXACT = 1e-10
 
@@ -75,7 +75,7 @@ def test_it_is_inverted_as_the_same_network_by_formula(kinds: Any, container: st
     if not kinds:
         kinds = [("drop path", False)]
     case = users.build(kinds, container, frozen, training=False, batch=1, seed=3)
-    options: dict[str, Any] = {"labels": case.y, "budget": 250, "restarts": 0}
+    options: dict[str, Any] = {"labels": case.y, "attack": "dlg", "budget": 250, "restarts": 0}
     inversion = ppbench.invert(case.module, case.gradient, users.SHAPE, **options)
     plain = ppbench.invert(case.plain, case.plain_gradient(), users.SHAPE, **options)
     decibels, expected = (min(one.psnr(case.x)[0], 60) for one in (inversion, plain))

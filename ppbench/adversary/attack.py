@@ -168,6 +168,8 @@ class Attack:
             other packages, and to neither for ours, whose laws our attacks know.
         exact: whether it computes inputs instead of searching them (`Guess.is_exact`); where it solves every victim,
             the default portfolio leaves searches out.
+        separates_by: what of the loss tells it the examples of a batch apart: "classes" that it infers, or "softmax" of
+            the logits less a class, as of plain cross-entropy; then `invert` refuses batches under other losses.
         contains: a plain attack that does the same with less knowledge; sets of attacks leave it out beside this one.
         audit: what a membership or tracing attack needs from an audit: "references" (reference runs), "rounds" (the
             mail of all rounds of training) or "clients" (canary clients); "" for nothing.
@@ -193,6 +195,7 @@ class Attack:
     standard: ClassVar[bool] = True
     quick: ClassVar[bool | Literal["unaware", "foreign"]] = True
     exact: ClassVar[bool] = False
+    separates_by: ClassVar[Literal["any", "classes", "softmax"]] = "any"
     contains: ClassVar[Name] = ""
     audit: ClassVar[Literal["", "references", "rounds", "clients"]] = ""
     reads_alone: ClassVar[bool] = False

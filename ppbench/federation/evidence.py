@@ -265,6 +265,21 @@ class PlainGradient(Mappable):
         return gradient(lambda p: self.plan.objective(p, images, labels, ones), weights)
 
 
+@dataclass(frozen=True, eq=False)
+class PartGradient(Mappable):
+    """The part `names` of the undefended client's gradient at `params`."""
+
+    plan: Plan
+    names: frozenset[str]
+
+    alters: ClassVar[bool] = True
+
+    def __call__(self, x: Tensor, y: Tensor) -> Params:
+        """Return the gradient of these parameters for a batch x [U, B, *shape], y [U, B, C], in the dtype of x."""
+        whole = PlainGradient(self.params, self.plan)(x, y)
+        return {name: value for name, value in whole.items() if name in self.names}
+
+
 def simulation(plan: Plan, params: Params) -> PlainGradient:
     """Return the simulation of an undefended client at `params`."""
     return PlainGradient(params, plan)

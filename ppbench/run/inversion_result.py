@@ -91,6 +91,7 @@ class Inverted:
         blind_mismatch: the least mismatch of a constant image, with the same labels; what explains nothing of the
             image. None where no mismatch is known.
         least_batch: examples that the last layer's gradient shows at least (its rank); 0 where that is not known.
+        unseen: names of trained parameters whose gradient the attacker did not have.
     """
 
     x: Tensor
@@ -108,13 +109,15 @@ class Inverted:
     loss: str = "cross_entropy"
     blind_mismatch: float | None = None
     least_batch: int = 0
+    unseen: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         labels = "" if self.y is None else f", labels {shown(self.y.tolist(), 40)}"
         left = "" if self.mismatch is None else f", mismatch {self.mismatch:.1e}"
         blind = "" if self.blind_mismatch is None else f" (blind {self.blind_mismatch:.1e})"
         inputs = f"{count_of(len(self.x), 'input')} of {tuple(self.x.shape[1:])}"
-        return f"<Inverted {inputs} by {self.attack!r}{labels}{left}{blind}>"
+        part = f", {count_of(len(self.unseen), 'tensor')} unseen" if self.unseen else ""
+        return f"<Inverted {inputs} by {self.attack!r}{labels}{left}{blind}{part}>"
 
     @property
     def _has_pictures(self) -> bool:

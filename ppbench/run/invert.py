@@ -24,12 +24,13 @@ from ppbench.base.fence import guard
 from ppbench.base.registry import find, plugins
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, finite, moved
+from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth, misfit
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Model, Slot, Update, Wire
+from ppbench.federation.wire import Slot
 from ppbench.nets.channels import has_kinks
 from ppbench.nets.classifier import HEAD_NAMES, OutputName
 from ppbench.nets.model_object import HeldNetwork, explaining_failures, held_network, unwrapped
@@ -37,7 +38,7 @@ from ppbench.nets.net import LossName, NetSpec, OwnLoss
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
 from ppbench.run.config import configure
-from ppbench.run.experiment import built_for, make_attack, make_defense
+from ppbench.run.experiment import built_for, make_attack
 from ppbench.run.inversion_result import ALIKE, ROUNDING, Inverted, Planted, mix_with_noise, planted_of, variants
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
@@ -49,6 +50,7 @@ from ppbench.run.user_gradients import (
     scale_of,
     sign_of,
     start_and_change,
+    view_of,
     without_decay,
 )
 from ppbench.run.user_inputs import (
@@ -85,10 +87,6 @@ BLIND_LEVELS = 5
 """Constant images that the best blind input is one of."""
 STEP_OPTIONS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
 """Options that describe the local steps behind a change of weights."""
-BY_SOFTMAX = ("closed_form", "spear_features", "feature_inversion")
-"""Attacks that separate a batch by softmax(logits) - onehot, the cotangents of plain cross-entropy."""
-BY_CLASSES = ("spear",)
-"""Attacks that order a batch by classes that they infer."""
 HOW = '{"lr": 0.1, "local_epochs": 2, "batch_size": 4}'
 
 
@@ -124,6 +122,7 @@ def invert(
             or one vector. Arrays of NumPy and lists of floats will do, and names with what wrappers put before them.
             None stands for a parameter that the network does not use. Or an update, as (before, after): two state
             dicts, of which the first replaces the model's weights; without `training` it is one step of any rate.
+            Parameters that a gradient by name lacks are unknown to the attacker (`Inverted.unseen`).
         shape: of one input, without the batch, as (3, 32, 32).
         labels: the batch's classes [B], if the attacker knows them; under other losses rows of numbers [B, C].
         attack: a reconstruction attack: its name in `ppbench list attacks`, or an object of `load_attack`. By default
@@ -157,16 +156,19 @@ def invert(
     if not isinstance(planted, bool):
         raise UsageError(f"planted={shown(planted)} cannot be used; it must be True or False.")
     seen, steps = read_gradient(gradient, module, network), training is not None
+    unseen = tuple(own for name, own in network.names.items() if name not in seen)
+    if steps and unseen:
+        raise UsageError(
+            f"An update of several local steps must have each trained parameter; {unseen[0]!r} is missing."
+        )
     seen = without_decay(seen, network.spec.start, weight_decay, examples_in(labels, batch), steps)
     targets = targets_of(named, labels, batch, seen, network, steps)
     plan = _plan(network.spec, targets.batch, bounds, training, targets.loss)
     check_batch(plan, min(targets.batch, plan.local.batch))
     challenge = Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None])
     place = next(iter(seen.values())).device if device is None else _device(device)
-    start, sent = (
-        moved(network.spec.start, place),
-        {name: (value / targets.scale).to(place) for name, value in seen.items()},
-    )
+    start = moved(network.spec.start, place)
+    sent = {name: (value / targets.scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(int_between("seed", seed, 0, 2**63 - 1))
     searches = _searches(plan, challenge.batch, bool(parameters)) if attack is None else (attack,)
     chosen = _chosen(searches[0], parameters, view, challenge)
@@ -178,12 +180,12 @@ def invert(
         else:
             guess = _answer(chosen, view, challenge, seeds)
         answer = _result(chosen, view, guess, targets)
-        control = _planted(chosen, plan, start, challenge, answer, seeds, targets) if planted else None
+        control = _planted(chosen, view, start, challenge, answer, seeds, targets) if planted else None
         optimizer = plan.local.opt.name if steps else None
         blind, shown_least = _blind_mismatch(chosen, view, guess, targets), 0 if steps else least_batch(seen)
         answer = replace(answer, blind_mismatch=blind, least_batch=shown_least, loss=plan.loss_name)
         answer = replace(answer, y=targets.labels_for(guess, network, named.word))
-        return replace(answer, planted=control, unexplained=targets.unexplained, training=optimizer)
+        return replace(answer, planted=control, unexplained=targets.unexplained, training=optimizer, unseen=unseen)
 
 
 def _device(word: str | torch.device) -> torch.device:
@@ -191,14 +193,6 @@ def _device(word: str | torch.device) -> torch.device:
         raise UsageError(f"device={shown(word)} cannot be used; give its name, as 'cpu' or 'cuda:0'.")
     check_device(str(word))
     return torch.device(word)
-
-
-def view_of(plan: Plan, params: Params, gradient: Params) -> View:
-    """Return the server's view of one undefended upload, a gradient at `params`."""
-    wire = Wire(keep=True)
-    wire.post(0, 1, 0, SERVER, [0], Model(params))
-    wire.post(0, 1, 0, 0, [SERVER], Update(gradient))
-    return View(THREAT, SERVER, plan, make_defense("none"), tuple(wire.mail), ())
 
 
 def _searches(plan: Plan, batch: int, single: bool) -> tuple[str, ...]:
@@ -271,7 +265,7 @@ def _blind_mismatch(attack: Attack, view: View, guess: Guess, targets: Targets) 
 
 def _planted(
     attack: Attack,
-    plan: Plan,
+    seen: View,
     start: Params,
     challenge: Challenge,
     answer: Inverted,
@@ -284,6 +278,8 @@ def _planted(
     null space of few trained entries) has its start values there, and the attack would find those again. None if no
     client could hold the answer.
     """
+    plan, defense = seen.plan, seen.defense
+    assert isinstance(defense, Defense)  # not one of another package, which runs elsewhere
     y = targets.rows_for(answer.y, plan.spec.classes)
     if y is None or not finite(answer.x):
         return None
@@ -291,7 +287,7 @@ def _planted(
     noise = torch.Generator().manual_seed(again.seed("noise"))
     x = mix_with_noise(answer.x, plan.data_range, noise)
     data = Data(x, y.float())
-    client = Federation(make_defense("none"), plan, {0: data}, again, next(iter(start.values())).device)
+    client = Federation(defense, plan, {0: data}, again, next(iter(start.values())).device)
     client.start(start)
     view = client.probe({VICTIM: data}, "gradient" if plan.local.upload == "gradient" else "local").view(THREAT)
     guess = _answer(attack, view, challenge, again)
@@ -388,18 +384,19 @@ def _obstacle(attack: Attack, view: View, challenge: Challenge) -> str:
     if attack.probe_rounds > 1:
         return f"needs gradients of {attack.probe_rounds} rounds of one batch; {instead}"
     unread = "" if readable(attack, view, [challenge]) else f"has no use for a gradient alone; {instead}"
-    return _obstacle_of_loss(attack.name, view.plan, challenge) or unread
+    return _obstacle_of_loss(attack, view.plan, challenge) or unread
 
 
-def _obstacle_of_loss(name: str, plan: Plan, challenge: Challenge) -> str:
+def _obstacle_of_loss(attack: Attack, plan: Plan, challenge: Challenge) -> str:
     """Return why an attack cannot read a batch under a loss other than plain cross-entropy; "" if it can.
 
     Of one example no loss enters its equations: cotangents are unknowns, or read off the head.
     """
     if not isinstance(plan.loss, OwnLoss) or challenge.batch == 1:
         return ""
-    if name in BY_SOFTMAX or (name in BY_CLASSES and not plan.loss.classes):
-        words = "classes under plain cross-entropy" if name in BY_SOFTMAX else "their classes"
+    plain = attack.separates_by == "softmax"
+    if plain or (attack.separates_by == "classes" and not plan.loss.classes):
+        words = "classes under plain cross-entropy" if plain else "their classes"
         return f"separates the examples of a batch by {words}; under this loss give batch=1, or take 'dlg' or 'ig'"
     return ""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations_with_replacement
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy
@@ -19,11 +19,18 @@ from torch.nn import Module
 
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.tree import Params
+from ppbench.federation.contract import Defense
+from ppbench.federation.evidence import Evidence, PartGradient
+from ppbench.federation.plan import Plan
+from ppbench.federation.threats import HONEST_SERVER
+from ppbench.federation.view import View
+from ppbench.federation.wire import SERVER, Model, Update, Wire
 from ppbench.metrics.intervals import Floats
 from ppbench.nets.classifier import HEAD_NAMES
 from ppbench.nets.model_object import HeldNetwork
 from ppbench.nets.modes import copied
 from ppbench.nets.net import Net, OwnLoss
+from ppbench.run.experiment import make_defense
 from ppbench.run.user_inputs import describe_value, to_dense
 
 Gradient = Sequence[Any] | Mapping[str, Any] | Tensor
@@ -49,15 +56,17 @@ class Names:
 def read_gradient(gradient: Gradient, module: Module, network: HeldNetwork) -> Params:
     """Return a user's gradient by our names of its parameters, float32 and dense; UsageError: it cannot be read.
 
-    None stands for the gradient of a parameter that the network does not use; entries of frozen parameters and buffers
-    may be None or zero, or be missing.
+    A trained parameter that a gradient by name lacks is unknown, and missing in what is returned. None stands for the
+    gradient of a parameter that the network does not use; entries of frozen parameters and buffers may be None or zero,
+    or be missing.
     """
     names, start = Names.of(module, network), network.spec.start
-    values, own_names = _by_name(gradient, module, names), dict(network.names)
+    values = _by_name(gradient, module, names)
+    own_names = {name: own for name, own in network.names.items() if own in values}
     _check_weights(values, module)
     _check_frozen(values, names)
-    if missing := next((name for name in names.trained if name not in values), None):
-        raise UsageError(f"The gradient lacks {missing!r}; give one of each parameter that requires a gradient.")
+    if not own_names:
+        raise UsageError("The gradient has no parameter that requires a gradient; give that of one or more of them.")
     if all(values.get(name) is None for name in names.trained):
         raise UsageError("The gradient is None in all parameters; call loss.backward() before it is read.")
     shapes = {own: tuple(start[name].shape) for name, own in own_names.items()}
@@ -68,7 +77,7 @@ def read_gradient(gradient: Gradient, module: Module, network: HeldNetwork) -> P
     if not any(bool(value.any()) for value in read.values()):
         raise UsageError("The gradient is zero in all parameters; there is nothing to be found in it.")
     place = next(value.device for value in tensors.values() if value is not None)
-    return {name: read[name].to(place) for name in start}
+    return {name: read[name].to(place) for name in start if name in read}
 
 
 def _read(name: str, value: Any, shape: tuple[int, ...]) -> Tensor | None:
@@ -544,3 +553,38 @@ def without_decay(gradient: Params, start: Params, decay: float | None, examples
         right = "give the number; it is read off a last nn.Linear with a bias, of fewer examples than classes"
         raise UsageError(f"weight_decay=None cannot be used here: no multiple of the weights explains it; {right}.")
     return {name: value - decay * start[name].to(value) for name, value in gradient.items()}
+
+
+# -- The view of a server that has such a gradient, or some tensors of it --
+
+
+@dataclass(frozen=True)
+class PartlySeen(Defense):
+    """Plain federated averaging of which the adversary sees the parameters `seen` alone."""
+
+    name: ClassVar[str] = "none"
+
+    seen: frozenset[str] = frozenset()
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence in which the other parameters have no weight, or are missing, if of the head.
+
+        Labels are read off a head wherever it is observed; closed forms pass a layer whose gradient has no weight.
+        """
+        return [self._part(e, view.plan) for e in super().evidence(view)]
+
+    def _part(self, whole: Evidence, plan: Plan) -> Evidence:
+        assert whole.params is not None  # one client's gradient
+        observed = {n: value for n, value in whole.observed.items() if n in self.seen or n not in HEAD_NAMES}
+        weight = {n: torch.full_like(value, float(n in self.seen)) for n, value in observed.items()}
+        simulate = PartGradient(whole.params, plan, frozenset(observed))
+        return replace(whole, observed=observed, simulate=simulate, weight=weight)
+
+
+def view_of(plan: Plan, params: Params, gradient: Params) -> View:
+    """Return the server's view of one undefended upload at `params`: a gradient, of which it may see some tensors."""
+    wire, whole = Wire(keep=True), gradient.keys() == params.keys()
+    wire.post(0, 1, 0, SERVER, [0], Model(params))
+    wire.post(0, 1, 0, 0, [SERVER], Update({n: gradient.get(n, torch.zeros_like(v)) for n, v in params.items()}))
+    defense = make_defense("none") if whole else PartlySeen(frozenset(gradient))
+    return View(HONEST_SERVER, SERVER, plan, defense, tuple(wire.mail), ())

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -92,6 +92,7 @@ class ClosedForm(Attack):
     """
 
     name: ClassVar[str] = "closed_form"
+    separates_by: ClassVar[Literal["any", "classes", "softmax"]] = "softmax"
     version: ClassVar[str] = "3"
     exact: ClassVar[bool] = True
     kind: ClassVar[Kind] = "reconstruction"

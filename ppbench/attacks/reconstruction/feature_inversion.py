@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -74,6 +74,7 @@ class FeatureInversion(Attack):
     accept: NonNegative = 0.1
 
     name: ClassVar[str] = "feature_inversion"
+    separates_by: ClassVar[Literal["any", "classes", "softmax"]] = "softmax"
     kind: ClassVar[Kind] = "reconstruction"
     reference: ClassVar[str] = "this project; features as in Phong et al. 2018 and Geiping et al. 2020"
 

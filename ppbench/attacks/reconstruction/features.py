@@ -132,8 +132,8 @@ class AutogradBackbone:
         x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
         gradient, phi = torch.func.vmap(self._gradient)(x, w)
         distance = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-        for name, value in gradient.items():
-            square = (value - torch.stack([self.known.observed[i][name] for i in index.tolist()])) ** 2
+        for name in self.known.observed[0]:  # a defense may not send all
+            square = (gradient[name] - torch.stack([self.known.observed[i][name] for i in index.tolist()])) ** 2
             if self.known.weights is not None:
                 square = square * torch.stack([self.known.weights[i][name] for i in index.tolist()])
             distance = distance + square.flatten(1).sum(1)
@@ -158,7 +158,8 @@ def backbone_objective(
     features [V, B, D] as recovered from the head.
     """
     known = _Observations(observed, weights, phi, consistency)
-    steps = compile_chain(plan, params, phi.dtype)
+    whole = all(name in observed[0] for name in params if name.startswith(BACKBONE))
+    steps = compile_chain(plan, params, phi.dtype) if whole else None
     if steps is None:
         return AutogradBackbone(plan, params, known)
     return ChainBackbone(steps[:-1], known, phi.shape[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -179,6 +179,7 @@ class Spear(AnalyticInversion):
     """
 
     name: ClassVar[str] = "spear"
+    separates_by: ClassVar[Literal["any", "classes", "softmax"]] = "classes"
     reference: ClassVar[str] = (
         "Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS 2024"
     )
@@ -332,6 +333,7 @@ class SpearFeatures(Spear):
     """
 
     name: ClassVar[str] = "spear_features"
+    separates_by: ClassVar[Literal["any", "classes", "softmax"]] = "softmax"
     standard: ClassVar[bool] = False
 
     budget: PositiveInt = 1000
