@@ -11,7 +11,7 @@ from observations import seeded
 
 from ppbench.adversary.attack import Attack, readable
 from ppbench.adversary.victims import choose_victims
-from ppbench.attacks.reconstruction.dlg import IDLG
+from ppbench.attacks.reconstruction.dlg import IDLG, TwoRounds
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective
 from ppbench.attacks.reconstruction.search.problem import (
     JointObjective,
@@ -20,7 +20,6 @@ from ppbench.attacks.reconstruction.search.problem import (
     objective,
 )
 from ppbench.attacks.reconstruction.search.starts import simulation_groups
-from ppbench.attacks.reconstruction.two_rounds import TwoRounds
 from ppbench.base.declarations import declared, read_declared
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds

@@ -57,6 +57,10 @@ class Opt:
         """Return the learning rate of round `round_` (the first is 1)."""
         return self.lr * self.decay ** sum(round_ >= start for start in self.decay_at)
 
+    def reach(self, steps: int) -> float:
+        """Return how far `steps` equal gradients move the weights under SGD, in units of one times the rate."""
+        return sum(self.momentum**s for t in range(steps) for s in range(steps - t))
+
     def init(self, flat: Tensor) -> Tree:
         """Return the state before the first step."""
         zero = torch.zeros_like(flat)
@@ -124,6 +128,11 @@ class Local:
     epochs: int = 1
     batch: int = 32
     opt: Opt = field(default_factory=lambda: Opt("adam", lr=1e-3))
+
+    def steps(self, count: int) -> list[slice]:
+        """Return the places of the examples of each local step, for a client with `count` of them in order."""
+        size = min(self.batch, count)
+        return [slice(i, min(i + size, count)) for _ in range(self.epochs) for i in range(0, count, size)]
 
     @property
     def copies(self) -> int:

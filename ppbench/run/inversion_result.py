@@ -91,6 +91,7 @@ class Inverted:
         blind_mismatch: the least mismatch of a constant image, with the same labels; what explains nothing of the
             image. None where no mismatch is known.
         least_batch: examples that the last layer's gradient shows at least (its rank); 0 where that is not known.
+        rate: of the local steps of SGD behind the update, given or fitted; None for a gradient, or other optimizers.
         unseen: names of trained parameters whose gradient the attacker did not have.
     """
 
@@ -110,6 +111,7 @@ class Inverted:
     blind_mismatch: float | None = None
     least_batch: int = 0
     unseen: tuple[str, ...] = ()
+    rate: float | None = None
 
     def __repr__(self) -> str:
         labels = "" if self.y is None else f", labels {shown(self.y.tolist(), 40)}"

@@ -40,6 +40,7 @@ from ppbench.records.schema import Scalar
 from ppbench.run.config import configure
 from ppbench.run.experiment import built_for, make_attack
 from ppbench.run.inversion_result import ALIKE, ROUNDING, Inverted, Planted, mix_with_noise, planted_of, variants
+from ppbench.run.local_steps import HOW, at_rate, first_rate, fitted_rate
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
 from ppbench.run.user_gradients import (
@@ -87,7 +88,6 @@ BLIND_LEVELS = 5
 """Constant images that the best blind input is one of."""
 STEP_OPTIONS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
 """Options that describe the local steps behind a change of weights."""
-HOW = '{"lr": 0.1, "local_epochs": 2, "batch_size": 4}'
 
 
 @computing()
@@ -142,8 +142,9 @@ def invert(
         data_range: least and greatest value of an input, where searches begin (in its middle) and end.
         planted: whether the attack runs once more, on a gradient of known inputs (its answer, half noise), to learn
             what mismatch a solved batch leaves (`Inverted.solved_mismatch`): a second search, of the same budget.
-        training: if `gradient` is the change of weights in several local steps, the options of those steps: lr,
-            local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate` takes them.
+        training: if `gradient` is the change of weights in several local steps, the options of those steps: lr (None:
+            unknown, and fitted), local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate`
+            takes them.
         parameters: of the attack, by default of the search, as `budget=3000`.
 
     Raises UsageError, one sentence: an argument cannot be used, or the attack needs more than a gradient.
@@ -165,11 +166,14 @@ def invert(
     targets = targets_of(named, labels, batch, seen, network, steps)
     plan = _plan(network.spec, targets.batch, bounds, training, targets.loss)
     check_batch(plan, min(targets.batch, plan.local.batch))
+    unknown_rate = training is not None and training["lr"] is None and plan.local.opt.name == "sgd"
     challenge = Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None])
     place = next(iter(seen.values())).device if device is None else _device(device)
     start = moved(network.spec.start, place)
     sent = {name: (value / targets.scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(int_between("seed", seed, 0, 2**63 - 1))
+    if unknown_rate:
+        view, parameters = at_rate(view, first_rate(sent, plan, challenge.batch)), {"fits_rate": True, **parameters}
     searches = _searches(plan, challenge.batch, bool(parameters)) if attack is None else (attack,)
     chosen = _chosen(searches[0], parameters, view, challenge)
     with guard("attacks", chosen.name), explaining_failures(network):
@@ -179,13 +183,12 @@ def invert(
             chosen, guess = _best_answer([chosen, *others], view, challenge, seeds, targets)
         else:
             guess = _answer(chosen, view, challenge, seeds)
-        answer = _result(chosen, view, guess, targets)
-        control = _planted(chosen, view, start, challenge, answer, seeds, targets) if planted else None
-        optimizer = plan.local.opt.name if steps else None
-        blind, shown_least = _blind_mismatch(chosen, view, guess, targets), 0 if steps else least_batch(seen)
-        answer = replace(answer, blind_mismatch=blind, least_batch=shown_least, loss=plan.loss_name)
-        answer = replace(answer, y=targets.labels_for(guess, network, named.word))
-        return replace(answer, planted=control, unexplained=targets.unexplained, training=optimizer, unseen=unseen)
+        fitted = _with_fitted_rate(chosen, view, guess, targets) if unknown_rate else view
+        answer = _result(chosen, fitted, guess, targets)
+        first = view.plan.local.opt.lr
+        control = _planted(chosen, fitted, start, challenge, answer, seeds, targets, first) if planted else None
+        answer = replace(answer, least_batch=0 if steps else least_batch(seen), unseen=unseen, planted=control)
+        return replace(answer, y=targets.labels_for(guess, network, named.word))
 
 
 def _device(word: str | torch.device) -> torch.device:
@@ -239,13 +242,32 @@ def _answer(attack: Attack, view: View, challenge: Challenge, seeds: Seeds) -> G
 def _result(attack: Attack, view: View, guess: Guess, targets: Targets) -> Inverted:
     if guess.x is None:
         raise UsageError("The attack answered without inputs; use another.")
-    mismatch, budget = _mismatch(attack, view, guess, targets), getattr(attack, "budget", None)
-    known = view.plan.data_range, targets.scale, budget
-    return Inverted(guess.x, guess.y, mismatch, guess.evaluations, *known, attack=attack.name, layers=guess.layers)
+    local, steps = view.plan.local, view.plan.local.upload != "gradient"
+    return Inverted(
+        guess.x,
+        guess.y,
+        _mismatch(attack, view, guess, targets),
+        guess.evaluations,
+        view.plan.data_range,
+        targets.scale,
+        getattr(attack, "budget", None),
+        unexplained=targets.unexplained,
+        training=local.opt.name if steps else None,
+        attack=attack.name,
+        layers=guess.layers,
+        loss=view.plan.loss_name,
+        blind_mismatch=_blind_mismatch(attack, view, guess, targets),
+        rate=local.opt.lr if steps and local.opt.name == "sgd" else None,
+    )
 
 
 def _mismatch(attack: Attack, view: View, guess: Guess, targets: Targets) -> float | None:
-    """Return the share of the observation that a guess does not explain, None without labels."""
+    """Return the share of the observation that a guess does not explain, None without labels.
+
+    Of several steps the attack's own figure, which counts the order of the steps that it found.
+    """
+    if view.plan.local.upload != "gradient" and guess.confidence is not None:
+        return guess.confidence
     y = targets.rows_for(guess.y, view.plan.spec.classes)
     if guess.x is None or y is None:
         return None
@@ -254,12 +276,25 @@ def _mismatch(attack: Attack, view: View, guess: Guess, targets: Targets) -> flo
     return at_truth(evidence, guess.x[None].to(evidence.device), y[None].to(evidence.device))
 
 
+def _with_fitted_rate(attack: Attack, view: View, guess: Guess, targets: Targets) -> View:
+    """Return a view whose plan states the rate at which a guess explains most."""
+    plain, first = replace(guess, confidence=None), view.plan.local.opt.lr
+
+    def mismatch(rate: float) -> float:
+        left = _mismatch(attack, at_rate(view, rate), plain, targets)
+        return math.inf if left is None else left
+
+    return at_rate(view, fitted_rate(mismatch, first))
+
+
 def _blind_mismatch(attack: Attack, view: View, guess: Guess, targets: Targets) -> float | None:
     """Return the least mismatch of constant images of five levels in the place of a guess, None without labels."""
     if guess.x is None:
         return None
     levels = torch.linspace(*view.plan.data_range, BLIND_LEVELS).tolist()
-    blind = [_mismatch(attack, view, replace(guess, x=torch.full_like(guess.x, v)), targets) for v in levels]
+    blind = [
+        _mismatch(attack, view, replace(guess, x=torch.full_like(guess.x, v), confidence=None), targets) for v in levels
+    ]
     return min((left for left in blind if left is not None and math.isfinite(left)), default=None)
 
 
@@ -271,12 +306,13 @@ def _planted(
     answer: Inverted,
     seeds: Seeds,
     targets: Targets,
+    first: float,
 ) -> Planted | None:
     """Return the attack's result, from other draws, on a client of the bench that holds the answer mixed with noise.
 
     The answer alone would prove nothing: what the gradient does not depend on (pixels cut off, a mean over channels, a
     null space of few trained entries) has its start values there, and the attack would find those again. None if no
-    client could hold the answer.
+    client could hold the answer. first: the rate of local steps that the attack begins with.
     """
     plan, defense = seen.plan, seen.defense
     assert isinstance(defense, Defense)  # not one of another package, which runs elsewhere
@@ -290,6 +326,7 @@ def _planted(
     client = Federation(defense, plan, {0: data}, again, next(iter(start.values())).device)
     client.start(start)
     view = client.probe({VICTIM: data}, "gradient" if plan.local.upload == "gradient" else "local").view(THREAT)
+    view = at_rate(view, first)
     guess = _answer(attack, view, challenge, again)
     mismatch = _mismatch(attack, view, guess, targets)
     if mismatch is None:
@@ -323,9 +360,10 @@ def _plan(
         if name not in STEP_OPTIONS:
             raise unknown("option of local steps", str(name), STEP_OPTIONS)
     if "lr" not in training:
-        right = f"give it, as {HOW}, or leave out training= for one step, whose rate is fitted"
+        right = f"give it, as {HOW}, or None if it is unknown; leave out training= for one step"
         raise UsageError(f"training={shown(training)} lacks the learning rate; {right}.")
     options: dict[str, Any] = {"optimizer": "sgd", "batch_size": batch, **training}
+    options["lr"] = 1.0 if options["lr"] is None else options["lr"]  # read off the change, see `first_rate`
     config = configure(defense="none", clients=1, upload="delta", decay_at=(), schedule="parallel", **options)
     return replace(plan_on(config, spec, data_range), loss=loss)
 

@@ -24,7 +24,7 @@ from ppbench.attacks.labels import (
 )
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion, FirstLayer, first_layer
 from ppbench.attacks.reconstruction.dlg import NEAR_STOP
-from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, LocalTraining, by_rank, reach, signed
+from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, LocalTraining, by_rank, signed
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, finite
@@ -365,7 +365,7 @@ def gradient_gain(plan: Plan, secret: Hyperparameters, count: int) -> float | No
     if plan.local.opt.name == "adam":
         return None
     steps = secret.epochs * -(-count // secret.batch)
-    return secret.rate * reach(plan.local.opt.momentum, steps)
+    return secret.rate * plan.local.opt.reach(steps)
 
 
 @dataclass(frozen=True)

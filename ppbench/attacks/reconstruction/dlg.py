@@ -29,8 +29,9 @@ from ppbench.attacks.reconstruction.search.starts import (
     simulation_groups,
 )
 from ppbench.federation.bounds import InMemoryCount, NonNegative, NonNegativeInt, OpenShare, Positive, PositiveInt
-from ppbench.federation.evidence import Evidence
+from ppbench.federation.evidence import Evidence, joint_evidence
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 
 EXACT_MISMATCH = 1e-4
 """Mismatch below which evidence counts as exact: a float32 search that ends there was stopped by rounding."""
@@ -204,3 +205,27 @@ class IDLG(DLG):
     reference: ClassVar[str] = "Zhao, Mopuri and Bilen, iDLG: Improved Deep Leakage from Gradients, 2020"
 
     label: Label = "inferred"
+
+
+@dataclass(frozen=True)
+class TwoRounds(IDLG):
+    """iDLG on the updates of two rounds in which a client holds the same batch: one image must explain both.
+
+    Minimizes D_1(x, y) / D_1(0) + D_2(x, y) / D_2(0) over images x: D_r is the distance of the simulated from the
+    observed update of round r, D_r(0) that of an all-zero simulation. Of more rounds the first two count. Labels are
+    read off the mean of both updates, whose noises are independent. One evaluation is that of both gradients.
+    """
+
+    name: ClassVar[str] = "two_rounds"
+    version: ClassVar[str] = "1"
+    standard: ClassVar[bool] = False
+    probe_rounds: ClassVar[int] = 2
+    reads_alone: ClassVar[bool] = True
+    reference: ClassVar[str] = "ppbench: two updates of one batch, matched at once"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the evidence of both rounds as one for each unit; none about units that were seen in one round."""
+        rounds = view.by_round()[: self.probe_rounds]
+        if len(rounds) < self.probe_rounds:
+            return []
+        return joint_evidence([part.defense.evidence(part) for part in rounds])

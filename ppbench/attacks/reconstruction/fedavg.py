@@ -6,6 +6,7 @@ of the images in each step, searched with them, rounded to the nearest order, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -146,23 +147,27 @@ class LocalTraining(Mappable):
         """Return what determines the training, apart from its start."""
         return LocalTraining, self.plan, self.rate, self.divisor
 
-    def __call__(self, x: Tensor, y: Tensor, order: Tensor | None = None) -> Params:
+    def __call__(self, x: Tensor, y: Tensor, order: Tensor | None = None, rate: Tensor | None = None) -> Params:
         """Return the mean over clients of start minus end, over `divisor`, for x [U, B, *shape] and labels y [U, B, C].
 
-        order [U, T, B]: logits of the images' weights in each step; None: they fill the local batches in order.
+        order [U, T, B]: logits of the images' weights in each step; None: they fill the local batches in order. rate
+        [U]: logarithms of the clients' rates in units of `rate`; None: 0.
         """
         layout = Layout.of(self.params)
         start = layout.pack(self.params).to(x.dtype)
-        ends = [
-            self._trained(layout, start, x[u], y[u], None if order is None else order[u].softmax(-1))
-            for u in range(len(x))
-        ]
+        ends = []
+        for u in range(len(x)):
+            weights = None if order is None else order[u].softmax(-1)
+            ends.append(self._trained(layout, start, x[u], y[u], weights, None if rate is None else rate[u].exp()))
         return layout.unpack((start - torch.stack(ends).mean(0)) / self.divisor)
 
-    def _trained(self, layout: Layout, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+    def _trained(
+        self, layout: Layout, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None, faster: Tensor | None
+    ) -> Tensor:
         """Return the flat weights after training on x [B, *shape], with weights [T, B] of the images in each step."""
+        rate = self.rate if faster is None else self.rate * faster
         state = self.plan.local.opt.init(flat)
-        for t, rows in enumerate(self.steps(len(x))):
+        for t, rows in enumerate(self.plan.local.steps(len(x))):
             images, labels, w = x[rows], y[rows], torch.ones(rows.stop - rows.start, dtype=x.dtype, device=x.device)
             if weights is not None:
                 images, labels, w = x, y, weights[t]
@@ -171,24 +176,14 @@ class LocalTraining(Mappable):
                 return self.plan.objective(p, a, b, w)
 
             step = layout.pack(gradient(loss, layout.unpack(flat)))
-            flat, state = self.plan.local.opt.step(flat, step, state, self.rate)
+            flat, state = self.plan.local.opt.step(flat, step, state, rate)
         return flat
 
-    def steps(self, count: int) -> list[slice]:
-        """Return the places of the images of each local step, for a client with `count` images in order."""
-        size, epochs = min(self.plan.local.batch, count), self.plan.local.epochs
-        return [slice(i, min(i + size, count)) for _ in range(epochs) for i in range(0, count, size)]
-
     def as_gradient(self, evidence: Evidence, count: int) -> Evidence:
-        """Return `evidence` about `count` images with its change taken for a multiple of one gradient (`reach`)."""
-        gain = self.rate * reach(self.plan.local.opt.momentum, len(self.steps(count))) / self.divisor
+        """Return `evidence` about `count` images with its change taken for a multiple of one gradient (`Opt.reach`)."""
+        gain = self.rate * self.plan.local.opt.reach(len(self.plan.local.steps(count))) / self.divisor
         observed = {name: value / gain for name, value in evidence.observed.items()}
         return replace(evidence, observed=observed, simulate=self.once, params=self.params)
-
-
-def reach(momentum: float, steps: int) -> float:
-    """Return how far `steps` equal gradients move the weights, in units of one gradient times the learning rate."""
-    return sum(momentum**s for t in range(steps) for s in range(steps - t))
 
 
 def trained_evidence(view: View) -> list[Evidence]:
@@ -230,7 +225,7 @@ def one_gradient(plan: Plan, params: Params) -> LocalTraining:
 
 def rounded_order(training: LocalTraining, order: Tensor) -> Tensor:
     """Return logits like `order` [..., T, B] that put each image into its likeliest step of each epoch."""
-    steps = training.steps(order.shape[-1])
+    steps = training.plan.local.steps(order.shape[-1])
     epochs = training.plan.local.epochs
     sizes = [rows.stop - rows.start for rows in steps[: len(steps) // epochs]]
     seats = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -252,7 +247,8 @@ class FedAvgInversion(DLG):
     """Images from an update of several local steps, by differentiating through a simulation of these steps.
 
     On gradients, and on a single local step, it is iDLG. Under Adam it searches images whose gradient has the observed
-    signs, with a total variation of weight `tv`. An evaluation costs as many gradients as there are local steps.
+    signs, with a total variation of weight `tv`. An evaluation costs as many gradients as there are local steps. With
+    `fits_rate` the rate of SGD is searched too, from the plan's on.
     Batches that enter a linear layer followed by a ReLU are first solved by algebra (`by_rank`).
     """
 
@@ -265,6 +261,7 @@ class FedAvgInversion(DLG):
     budget: PositiveInt = 600
     restarts: int = 1
     tv: NonNegative = 0.001
+    fits_rate: bool = False
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the whole local training as its simulation, see `trained_evidence`."""
@@ -272,7 +269,7 @@ class FedAvgInversion(DLG):
 
     def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims from one of `search_batches`: by algebra where possible, else by search."""
-        ready = [prepared(victim) for victim in victims]
+        ready = [prepared(victim, self.fits_rate) for victim in victims]
         by_algebra = [by_rank(victim, victim.gradient) for victim in ready]
         rest = [victim for victim, guess in zip(ready, by_algebra, strict=True) if guess is None]
         by_search = iter(super().attack(rest) if rest else [])
@@ -289,17 +286,19 @@ class FedAvgInversion(DLG):
         """Return the best match of each victim; for an unknown order the better of relaxed and rounded."""
         evidences = [victim.evidence for victim in victims if victim.evidence is not None]
         training = evidences[0].simulate
-        if not evidences[0].nuisance or not isinstance(training, LocalTraining):
+        if "order" not in evidences[0].nuisance or not isinstance(training, LocalTraining):
             return super().matched(victims, stop)
         best = DLG.matched(replace(self, budget=max(1, int(RELAXED * self.budget))), victims, stop)
         rows = [i for i, spent in enumerate(best.evaluations.tolist()) if spent < self.budget]
         if not rows:
             return best
         start = best.ends.at(rows)
-        order = rounded_order(training, start.extra.view(-1, *evidences[0].nuisance["order"])).flatten(1)
+        shape = evidences[0].nuisance["order"]
+        relaxed, rest = start.extra[:, : math.prod(shape)], start.extra[:, math.prod(shape) :]
+        order = rounded_order(training, relaxed.reshape(-1, *shape)).flatten(1)
         again = match_gradients(
             [evidences[i] for i in rows],
-            replace(start, nuisance=order),
+            replace(start, nuisance=torch.cat([order, rest], 1)),
             victims[0].plan,
             budget=self.budget - best.evaluations[rows],
             stop=stop[rows],
@@ -308,15 +307,22 @@ class FedAvgInversion(DLG):
         return best.merged(rows, again, again.mismatch < best.mismatch[rows])
 
 
-def prepared(victim: PosedVictim) -> PosedVictim:
-    """Return the victim with one gradient as evidence for one step, else with `gradient` and an unknown order."""
+def prepared(victim: PosedVictim, fits_rate: bool = False) -> PosedVictim:
+    """Return the victim with one gradient as evidence for one step, else with `gradient` and an unknown order.
+
+    fits_rate: whether the rate of several steps is unknown too.
+    """
     evidence = victim.evidence
     if evidence is None or not isinstance(evidence.simulate, LocalTraining):
         return victim
     count, training = victim.challenge.batch, evidence.simulate
     gradient = training.as_gradient(evidence, count)
-    if len(training.steps(count)) == 1 and evidence.measure == "squares":
+    if len(training.plan.local.steps(count)) == 1 and evidence.measure == "squares":
         return replace(victim, evidence=gradient)
+    units, unknowns = len(evidence.unit), dict[str, tuple[int, ...]]()
     if count > training.plan.local.batch:
-        evidence = replace(evidence, nuisance={"order": (len(evidence.unit), len(training.steps(count)), count)})
+        unknowns["order"] = (units, len(training.plan.local.steps(count)), count)
+    if fits_rate and evidence.measure == "squares":
+        unknowns["rate"] = (units,)
+    evidence = replace(evidence, nuisance=unknowns)
     return replace(victim, evidence=evidence, gradient=gradient)
