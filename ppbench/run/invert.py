@@ -360,7 +360,7 @@ def _plan(
         if name not in STEP_OPTIONS:
             raise unknown("option of local steps", str(name), STEP_OPTIONS)
     if "lr" not in training:
-        right = f"give it, as {HOW}, or None if it is unknown; leave out training= for one step"
+        right = f"give it, as {HOW}, or None if it is unknown; leave out training= for one step, whose rate is fitted"
         raise UsageError(f"training={shown(training)} lacks the learning rate; {right}.")
     options: dict[str, Any] = {"optimizer": "sgd", "batch_size": batch, **training}
     options["lr"] = 1.0 if options["lr"] is None else options["lr"]  # read off the change, see `first_rate`
