@@ -183,6 +183,14 @@ BYTES: dict[str, Callable[[int, int, int], tuple[int, int | None, int, int]]] = 
     # at set-up a client gets one total and its neighbors' numbers and keys: all others of a cohort this small
     "secagg_plus": lambda p, c, n: (4 * p, 8 * p, (8 + KEY) * n, n * (8 + (n - 1) * (8 + KEY))),
     "ppdl": lambda p, c, n: (4 * p, None, 8 * n, 0),  # what it sends depends on the data
+    "top_k": lambda p, c, n: (4 * p, None, 8 * n, 0),
+    "qsgd": lambda p, c, n: (
+        4 * p,
+        None,
+        8 * n,
+        0,
+    ),  # 8 bits of an entry, 4 bytes of a tensor: tests/test_compression.py
+    "sign": lambda p, c, n: (4 * p, None, 8 * n, 0),
     "standalone": lambda p, c, n: (0, None, 0, 0),
     # a seed down, 2K = 200 masked numbers up
     "baffle": lambda p, c, n: (4 * p + 4, 4 * 200, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
@@ -212,6 +220,8 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "dp": dict(sigma=[-1.0], law=["cauchy"]),
     "dp_sgd": dict(noise_multiplier=[-0.1], clip=[0.0]),
     "ppdl": dict(theta=[0.0, 1.5], noise_on=["weights"]),
+    "qsgd": dict(bits=[1, 3, 16]),
+    "top_k": dict(theta=[0.0, 1.5]),
     "spn": dict(alpha2=[-0.1], bits=[0], phi_tap=["tail"]),
     "full_noise": dict(sigma=[0.0, INF]),
     "baffle": dict(

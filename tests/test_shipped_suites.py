@@ -133,7 +133,7 @@ def test_boards_of_the_spn_paper_run_over_its_control_values_and_batches():
             assert {1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5} <= set(of["spn"].grid)
             thetas = {c.settings["theta"] for c in suite.configs if c.defense == "ppdl"}
             assert thetas == {0.05, 0.3} and of["spn"].attack_batch == (1, 4, 8) and of["spn"].clients == 10
-        assert [of["spn"].victims_at(batch) for batch in (1, 4, 8)] == [20, 20, 32] and "closed_form" in of[
+        assert [of["spn"].victims_at(batch) for batch in (1, 4, 8)] == [20, 32, 64] and "closed_form" in of[
             "spn"
         ].attacks
     assert of["spn"].model_options == {"activation": "tanh"}  # svhn

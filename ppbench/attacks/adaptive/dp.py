@@ -14,12 +14,14 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
+from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, signed, trained_evidence
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.problem import simulated
 from ppbench.attacks.reconstruction.search.starts import Starts, usable
 from ppbench.base.tree import finite, tree_map
+from ppbench.defenses.compression import QSGD, SignSGD
 from ppbench.defenses.ppdl import PPDL
 from ppbench.federation.bounds import NonNegative, NonNegativeInt, PositiveInt
 from ppbench.federation.evidence import Evidence
@@ -31,6 +33,7 @@ from ppbench.nets.channels import has_kinks
 PLAIN_SHARE = 0.75  # of the budget, for `ig` where it gives the first start
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
 RESCALINGS = 2  # of a clipped gradient, after a guess from a grey image
+FINEST = 1e-3  # least error of a tensor, in units of the mean one, that counts: a tensor of zeros has none
 CERTAIN_LOGIT = 100.0  # logit of a label whose softmax is 1 in float64
 
 
@@ -69,7 +72,7 @@ class AdaptiveDP(Attack):
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge; zero or non-finite observations get their start image."""
         evidence = self.evidence(view)
-        if view.defense.noise(view.plan) is not None:
+        if any(e.noise is not None for e in evidence):
             return self._searched(view, evidence, challenges, generator)
         clipped = view.defense.clipping(view.plan) is not None
 
@@ -84,7 +87,7 @@ class AdaptiveDP(Attack):
         self, view: View, known: Sequence[Evidence], challenges: Sequence[Challenge], generator: torch.Generator
     ) -> list[Guess]:
         """Return one guess per challenge by search: of the most probable image, or of the clipped gradient's."""
-        noisy, plan = view.defense.noise(view.plan) is not None, view.plan
+        noisy, plan = any(e.noise is not None for e in known), view.plan
         by_unit, tries = {e.unit: e for e in known}, 1 + (self.restarts if noisy else 0)
         (low, high), guesses = plan.data_range, []
         by_count: dict[int, list[tuple[int, Evidence, Starts]]] = {}  # by number of images
@@ -250,3 +253,51 @@ class AdaptivePPDL(AdaptiveDP):
         sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
         defense = view.defense
         return [replace(e, weight=defense.precision(view.plan, sent[e.unit[0]], e.observed)) for e in evidence]
+
+
+# -- Attacks aware of quantization: rounding errors have a known law, and signs are signs --
+
+
+@dataclass(frozen=True)
+class AdaptiveQSGD(AdaptiveDP):
+    """The most probable image under the law of the rounding error, which the message's steps give tensor by tensor."""
+
+    name: ClassVar[str] = "adaptive_qsgd"
+    version: ClassVar[str] = "1"
+    targets: ClassVar[frozenset[str] | None] = frozenset({"qsgd"})
+    reference: ClassVar[str] = "this project; Balunovic et al., ICLR 2022, under the law of stochastic rounding"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence with that law; each tensor is weighted by its precision."""
+        plain = view.defense.evidence(view)
+        if not isinstance(view.defense, QSGD) or not view.threat.sees_uploads:
+            return plain
+        sent = view.first_uploads()
+        return [_of_law(e, view.defense.law(sent[e.unit[0]].answer, e.observed)) for e in plain]
+
+
+def _of_law(evidence: Evidence, law: Noise) -> Evidence:
+    """Return evidence with a law of noise by tensor, weights relative to its mean variance."""
+    stds = {n: max(law.of(n), FINEST * law.std) for n in evidence.observed}
+    if law.std == 0:
+        return evidence
+    weight = {n: torch.full_like(v, (law.std / stds[n]) ** 2) for n, v in evidence.observed.items()}
+    return replace(evidence, noise=law, weight=weight)
+
+
+@dataclass(frozen=True)
+class AdaptiveSign(FedAvgInversion):
+    """Images whose gradient has the observed signs."""
+
+    name: ClassVar[str] = "adaptive_sign"
+    version: ClassVar[str] = "1"
+    kind: ClassVar[Kind] = "reconstruction"
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = frozenset({"sign"})
+    probes: ClassVar[tuple[str, ...]] = ("gradient", "local")
+    reference: ClassVar[str] = "this project; signs compared as in `fedavg_inversion` under Adam"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the evidence of the signs, where these are sent."""
+        plain = trained_evidence(view)
+        return signed(view.defense.evidence(view), view.plan) if isinstance(view.defense, SignSGD) else plain

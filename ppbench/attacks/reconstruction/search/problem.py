@@ -278,4 +278,5 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
             return ChainObjective(
                 steps, plan.loss_name, observed, evidence_weights(evidences), batch, measure, first.floor
             )
+    _ = plan.net  # built here, since nothing can be drawn under vmap
     return (MappedObjective if mappable and len(evidences) > 1 else SimulatedObjective)(evidences)
