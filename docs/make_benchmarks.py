@@ -244,6 +244,16 @@ def scale() -> str:
     for run in kept.get("page", []):
         took, size = number(run["load_s"] + run["render_s"], 0), f"the page has {number(run['page_mb'], 0)} MB"
         rows.append([f"a page of {run['records']:,} rows", took, f"{run['peak_mb']:,}", size])
+    scaling = read("workers")
+    for count in sorted({run["workers"] for run in scaling["runs"]}):
+        runs = [run for run in scaling["runs"] if run["workers"] == count]
+        best = min(1.0, scaling["cores"] / count)
+        ratios_of = span([run["efficiency"] for run in runs], 2)
+        about = f"{count} workers on {scaling['cores']} cores, {scaling['seeds']} evaluations each"
+        took = number(sum(run["cpu_s"] for run in runs) / len(runs), 0)
+        rows.append(
+            [about, took, f"{runs[0]['peak_mb']:,}", f"time of 1 worker / theirs {ratios_of}; at best {best:g}"]
+        )
     lost = kept["nodes"]
     about = f"{lost['nodes'][0]} Ray nodes, one killed at {lost['records']} of {lost['cells']} cells"
     same = f"{lost['complete']} complete, {lost['lost']} begun twice, {len(lost['differ'])} files unlike one process's"
