@@ -42,7 +42,7 @@ from ppbench.report.page.overview import (
     sends_nothing,
     stated_epsilon,
 )
-from ppbench.report.page.profiles import Album, PaperClaims, Sprite
+from ppbench.report.page.profiles import Album, ImagesOf, PaperClaims, Sprite
 from ppbench.report.setting import Setting
 from ppbench.report.worst import Measured
 
@@ -301,8 +301,11 @@ def _markdown_table(table: SummaryTable) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def summary_of(store: Store, title: str) -> BoardSummary:
-    """Return the summary of a folder's or an archive's readable records. UsageError: no record can be read."""
+def summary_of(store: Store, title: str, images: ImagesOf | None = None) -> BoardSummary:
+    """Return the summary of a folder's or an archive's readable records. UsageError: no record can be read.
+
+    images: of a record, None for those that the store keeps.
+    """
     from ppbench.report.page.html import strips_of
 
     with loaded_records(store) as (records, problems):
@@ -310,7 +313,7 @@ def summary_of(store: Store, title: str) -> BoardSummary:
             raise UsageError(f"{store.out} holds no records; give the --out of an evaluation.")
         harness, frame = check_harness(tolerant(soundness_of, problems)(store)), frame_of(records)
         answer = answer_of(frame, harness, tolerant(partial(time_of, store.files), problems))
-        album = Album(tolerant(store.images, problems))
+        album = Album(tolerant(images or store.images, problems))
         pictures = tuple(strip for table in answer.tables for strip in strips_of(table, album))
     best = [[SummaryRow(r.value, _verdict(r), _rank_words(r.rank)) for r in _ordered(table)] for table in answer.tables]
     every = [[SummaryRow(v, v.verdict) for r in table.rows for v in r.by_control] for table in answer.tables]

@@ -142,11 +142,14 @@ class Shot:
 
 @dataclass(frozen=True)
 class Sprite:
-    """Rows of images in one PNG, as a data URI. setting: in words, at the head of a page."""
+    """Rows of images in one PNG, as a data URI. setting: in words, at the head of a page; cells: names of the cells
+    whose images are at the head of a page.
+    """
 
     uri: str
     shots: tuple[Shot, ...]
     setting: str = ""
+    cells: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
