@@ -38,7 +38,7 @@ from ppbench.base.toml_files import tomllib
 from ppbench.questions.base import question_for
 from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.run_files import restate
-from ppbench.records.schema import Record
+from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import MARKER, TIMES_FOLDER, CellImages, Pictures, Store, picture_bytes, pictures_of
 from ppbench.report.integrity import history
 from ppbench.report.page.board import summary_of
@@ -203,15 +203,24 @@ def illustrate(board: Board, out: Path, data: Path, workers: int) -> None:
         unpack_archive(place / "records.zip", base)
         lacking = _lacking(base, _sources(board, out))
         for seed in sorted({record.config.seed for record in lacking}):
-            some = [record.config for record in lacking if record.config.seed == seed]
-            names = {"attack": {c.attack.id for c in some}, "defense": {c.defense.id for c in some}}
-            filters = tuple(f"{key}={','.join(sorted(values))}" for key, values in names.items())
+            filters = _filters([record.config for record in lacking if record.config.seed == seed])
             again = replace(board, only=(*board.only, *filters))
             print(f"{board.name}: {swept(again, seed, out / f'again-{seed}', data, workers):.2f} processor hours")
         add_pictures(base, _sources(board, out))
         pack_archive(base, packed)
         (place / "records.zip").write_bytes(packed.read_bytes())
     _write_manifest(place, published(board.name))
+
+
+def _filters(configs: Sequence[CellConfig]) -> tuple[str, ...]:
+    """Return the filters of a sweep that let some cells through, and few others."""
+    values = {
+        "attack": {config.attack.id for config in configs},
+        "defense": {config.defense.id for config in configs},
+        "stage": {config.stage for config in configs},
+        "batch": {str(config.batch_size) for config in configs},
+    }
+    return tuple(f"{key}={','.join(sorted(some))}" for key, some in values.items())
 
 
 def add_pictures(base: Path, sources: Sequence[Store]) -> None:

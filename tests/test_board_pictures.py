@@ -200,7 +200,8 @@ def test_pictures_that_a_board_lacks_are_computed_again_and_only_images_that_giv
     store.save(record.model_copy(update={"artifacts": []}), tensors={n: v for n, v in vars(other).items()})
     (tmp_path / "out").mkdir()
     boards.illustrate(board, tmp_path / "out", tmp_path, 1)
-    assert commands == ["ppbench sweep x --only=attack=dlg --only=defense=dp,none,spn --only=seed=0"]
+    filters = ("attack=dlg", "defense=dp,none,spn", "stage=init", "batch=1", "seed=0")
+    assert commands == [" ".join(["ppbench sweep x", *(f"--only={one}" for one in filters)])]
     kept = pictures_in(boards, board, tmp_path, "with")
     assert len(kept) == 2 and record.cell_id not in kept
     assert "1 cells that a page would show have no images that give their scores" in capsys.readouterr().out

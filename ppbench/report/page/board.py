@@ -196,7 +196,8 @@ class BoardSummary:
 
     title: its name; answer: its answer; costly: whether it compares costs alone; choices: what to choose, each with the
     evaluations that it is of; best, every: the table of best settings, and that of all; facts, commands: how it was
-    made, by name; reasons: why no epsilon holds, by defense; pictures: of each evaluation with kept victims;
+    made, by name; reasons: why no epsilon holds, by defense; pictures: of each evaluation with kept victims; picture:
+    address of a file with all of them (`labelled_png`), for Markdown, "" for none;
     problems: what could not be read, in sentences.
     """
 
@@ -209,6 +210,7 @@ class BoardSummary:
     commands: Mapping[str, str] = field(default_factory=dict)
     reasons: tuple[tuple[str, str], ...] = ()
     pictures: tuple[Sprite, ...] = ()
+    picture: str = ""
     problems: tuple[str, ...] = ()
 
     @property
@@ -249,6 +251,9 @@ class BoardSummary:
         lines = [f"# {markdown_text(self.title)}", "", f"**{markdown_text(self.answer.headline.words)}**", ""]
         lines += [markdown_text(f"{self.about}. {self.answer.trust.sentence}"), ""]
         parts = [self._markdown_choices(), [f"## {self.heading}", "", *_markdown_table(self.best), ""]]
+        if self.picture:
+            words = markdown_text(". ".join(strip.words for strip in self.pictures))
+            parts[0] += [f"![{words}]({self.picture})", ""]
         lines += chain.from_iterable(parts[::-1] if self.costly else parts)
         lines += [markdown_text(" ".join(self.notes)), ""]
         if self.folded:
