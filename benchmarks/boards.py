@@ -7,6 +7,11 @@ has of the same state of the suite, computed here or on another machine. What `p
 published. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
 time) no other is begun. --grown: published seeds too, of a suite that lists more defenses than it did. Afterwards
 `python docs/make_boards.py` writes the boards' pages.
+
+records.zip has no reconstructions but pictures (`picture_bytes`): the first victims' images of the cells that the
+board's page shows. They come from the folders in OUT/NAME, and from the archive as it was. --pictures: of published
+boards, computes those of these cells again that neither has, and adds their pictures; records and tables stay. Images
+are taken only where they give the published scores, as `ppbench verify` checks; the others are counted.
 """
 
 from __future__ import annotations
@@ -21,16 +26,23 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ppbench.base.toml_files import tomllib
+from ppbench.questions.base import question_for
 from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.run_files import restate
-from ppbench.records.store import TIMES_FOLDER, Store
+from ppbench.records.schema import CellConfig, Record
+from ppbench.records.store import MARKER, TIMES_FOLDER, CellImages, Pictures, Store, picture_bytes, pictures_of
 from ppbench.report.integrity import history
+from ppbench.report.page.board import summary_of
+from ppbench.report.page.profiles import ImagesOf
 from ppbench.run.suite import load_suite
 from ppbench.verification.baseline import accept
 from ppbench.verification.recheck import recheck
@@ -138,6 +150,7 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
         for name, text in times.items():
             (base / TIMES_FOLDER).mkdir(exist_ok=True)
             (base / TIMES_FOLDER / name).write_bytes(text)
+        add_pictures(base, _sources(board, folder.parent))
         pack_archive(base, packed)
         place.mkdir(parents=True, exist_ok=True)
         (place / "records.zip").write_bytes(packed.read_bytes())
@@ -158,8 +171,13 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
         "cpu_hours": round(hours + earlier.get("cpu_hours", 0.0), 2),
         "attack_hours": round(attack_hours(folder) + earlier.get("attack_hours", 0.0), 2),
         "records_digest": accepted.digest,
-        "archive_sha256": hashlib.sha256((place / "records.zip").read_bytes()).hexdigest(),
     }
+    _write_manifest(place, about)
+
+
+def _write_manifest(place: Path, about: dict[str, Any]) -> None:
+    """Write a board's manifest, with the digest of its archive as it is."""
+    about = {**about, "archive_sha256": hashlib.sha256((place / "records.zip").read_bytes()).hexdigest()}
     lines = [
         "# What was run, where and when; records: records.zip.",
         *(f"{k} = {json.dumps(v)}" for k, v in about.items()),
@@ -173,6 +191,89 @@ def _times(board: Board, *folders: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in result}
 
 
+# -- pictures: what a board's page shows of reconstructions, kept beside its records ----------------------------------
+def illustrate(board: Board, out: Path, data: Path, workers: int) -> None:
+    """Add to a published board the pictures that it lacks, of cells that are computed again in `out`.
+
+    CalledProcessError: that failed.
+    """
+    place = RESULTS / board.name
+    with tempfile.TemporaryDirectory() as made:
+        base, packed = Path(made) / "base", Path(made) / "records.zip"
+        unpack_archive(place / "records.zip", base)
+        lacking = _lacking(base, _sources(board, out))
+        for seed in sorted({record.config.seed for record in lacking}):
+            filters = _filters([record.config for record in lacking if record.config.seed == seed])
+            again = replace(board, only=(*board.only, *filters))
+            print(f"{board.name}: {swept(again, seed, out / f'again-{seed}', data, workers):.2f} processor hours")
+        add_pictures(base, _sources(board, out))
+        pack_archive(base, packed)
+        (place / "records.zip").write_bytes(packed.read_bytes())
+    _write_manifest(place, published(board.name))
+
+
+def _filters(configs: Sequence[CellConfig]) -> tuple[str, ...]:
+    """Return the filters of a sweep that let some cells through, and few others."""
+    values = {
+        "attack": {config.attack.id for config in configs},
+        "defense": {config.defense.id for config in configs},
+        "stage": {config.stage for config in configs},
+        "batch": {str(config.batch_size) for config in configs},
+    }
+    return tuple(f"{key}={','.join(sorted(some))}" for key, some in values.items())
+
+
+def add_pictures(base: Path, sources: Sequence[Store]) -> None:
+    """Keep beside the accepted records `base` the images that their page shows, and print what is lacking."""
+    records = {record.cell_id: record for record in Store(base).load_all()}
+    for path in base.glob("records/*.safetensors"):  # of cells that it showed before
+        path.unlink()
+    for cell in sorted(_shown(base, partial(_images, sources))):
+        images = _images(sources, records[cell])
+        assert images is not None  # the page shows them
+        (base / "records" / f"{cell}.safetensors").write_bytes(picture_bytes(images))
+    if lacking := _lacking(base, sources):
+        print(f"{len(lacking)} cells that a page would show have no images that give their scores; see --pictures")
+
+
+def _lacking(base: Path, sources: Sequence[Store]) -> list[Record]:
+    """Return the cells whose images a page would show, and that are in none of `sources`."""
+
+    def images(record: Record) -> CellImages | None:
+        blank = np.zeros((len(record.victims), *record.config.model.shape), dtype=np.float32)
+        return CellImages(blank, blank) if record.artifacts else None
+
+    wanted, store = sorted(_shown(base, images)), Store(base)
+    return [record for record in map(store.load, wanted) if _images(sources, record) is None]
+
+
+def _shown(base: Path, images: ImagesOf) -> frozenset[str]:
+    """Return the names of the cells whose images the page of some records shows."""
+    pictures = summary_of(Store(base), base.name, images).pictures
+    return frozenset[str]().union(*(strip.cells for strip in pictures))
+
+
+def _sources(board: Board, out: Path) -> list[Store]:
+    """Return the results in a folder of a board, and the board as it is published."""
+    folders = [path for path in sorted(out.glob("*")) if (path / MARKER).is_file()]
+    archive = RESULTS / board.name / "records.zip"
+    return [Store(path) for path in (*folders, archive) if path.exists()]
+
+
+def _images(sources: Sequence[Store], record: Record) -> Pictures | None:
+    """Return a record's pictures from the first source whose images give its scores, to the rounding of pictures.
+
+    Their digests need not be those in the record: another processor's sums end in other digits.
+    """
+    for store in sources:
+        images = store.images(store.load(record.cell_id)) if store.has(record.cell_id) else None
+        if images is not None:
+            pictures = images if isinstance(images, Pictures) else pictures_of(images)
+            if not any(question_for(record).contradicted(record, pictures)):
+                return pictures
+    return None
+
+
 def main() -> int:
     """Compute and publish what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -183,13 +284,17 @@ def main() -> int:
     parser.add_argument("--until", type=lambda text: datetime.strptime(text, "%H:%M").time())
     parser.add_argument("--cpu-hours", type=float, default=0.0, help="what OUT took before this call")
     parser.add_argument("--grown", action="store_true", help="published seeds too: the suite lists more than it did")
+    parser.add_argument("--pictures", action="store_true", help="add the pictures that published boards lack")
     parser.add_argument("--machine", default="two shared CPU cores, x86_64")
     args = parser.parse_args()
     shared = os.environ.get("PPBENCH_SHARED")
     if not shared:
         parser.error("the environment variable PPBENCH_SHARED must name the folder that holds data/")
     data = (Path(shared) / "data").resolve()
-    for seed in args.seeds:
+    for name in args.board if args.pictures else ():
+        if published(name):
+            illustrate(BOARDS[name], args.out.resolve() / name, data, args.workers)
+    for seed in () if args.pictures else args.seeds:
         for name in args.board:
             if args.until is not None and datetime.now().time() >= args.until:
                 return 0

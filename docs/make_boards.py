@@ -1,4 +1,4 @@
-"""Write leaderboards/README.md's index, boards/*.md and pages/*.html: `python docs/make_boards.py [--check]`.
+"""Write leaderboards/README.md's index, boards/*.md, pages/*.html, pictures/*.png: `docs/make_boards.py [--check]`.
 
 All figures are computed from the archives in leaderboards/results; the index stands between its two marks.
 """
@@ -16,6 +16,7 @@ from ppbench.base.toml_files import tomllib
 from ppbench.records.store import Store
 from ppbench.report.compare.report import markdown_text
 from ppbench.report.page.board import BoardSummary, summary_of
+from ppbench.report.page.profiles import labelled_png
 from ppbench.report.setting import Setting
 
 HOME = Path(__file__).resolve().parent.parent / "leaderboards"
@@ -49,7 +50,9 @@ def summary(name: str) -> BoardSummary:
         "Check": f"ppbench verify {archive}",
     }
     facts = {title: str(about[key]) for title, key in FACTS.items()}
-    return replace(summary_of(Store(place / "records.zip"), name), facts=facts, commands=commands)
+    board = summary_of(Store(place / "records.zip"), name)
+    picture = f"../pictures/{name}.png" if board.pictures else ""
+    return replace(board, facts=facts, commands=commands, picture=picture)
 
 
 def markdown(name: str, board: BoardSummary) -> str:
@@ -97,13 +100,16 @@ def _uses(undefended: Sequence[Setting]) -> str:
     return "MSE " + " to ".join(dict.fromkeys(f"{end:.3g}" for end in (min(errors), max(errors)))) if errors else ""
 
 
-def pages(names: Sequence[str]) -> dict[Path, str]:
-    """Return the text of every file that is made, by its path."""
+def pages(names: Sequence[str]) -> dict[Path, bytes]:
+    """Return the bytes of every file that is made, by its path."""
     summaries = {name: summary(name) for name in names}
     head, _, rest = INDEX.read_text(encoding="utf-8").partition(BEGIN)
     texts = {INDEX: f"{head}{BEGIN}{index(summaries.values())}{END}{rest.partition(END)[2]}"}
     texts |= {HOME / "boards" / f"{name}.md": markdown(name, board) for name, board in summaries.items()}
-    return texts | {HOME / "pages" / f"{name}.html": board.html() for name, board in summaries.items()}
+    texts |= {HOME / "pages" / f"{name}.html": board.html() for name, board in summaries.items()}
+    drawn = {name: board.pictures for name, board in summaries.items() if board.pictures}
+    images = {HOME / "pictures" / f"{name}.png": labelled_png(strips) for name, strips in drawn.items()}
+    return {path: text.encode() for path, text in texts.items()} | images
 
 
 def main(words: list[str]) -> int:
@@ -112,8 +118,8 @@ def main(words: list[str]) -> int:
         print("usage: python docs/make_boards.py [--check]", file=sys.stderr)
         return 2
     texts = pages(boards())
-    made = {path for folder in ("boards", "pages") for path in (HOME / folder).glob("*")}
-    old = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    made = {path for folder in ("boards", "pages", "pictures") for path in (HOME / folder).glob("*")}
+    old = [path for path, text in texts.items() if not path.is_file() or path.read_bytes() != text]
     left = sorted(made - texts.keys())
     if words and (old or left):
         names = ", ".join(str(path.relative_to(HOME)) for path in [*old, *left])
@@ -123,7 +129,7 @@ def main(words: list[str]) -> int:
         path.unlink()
     for path in old:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(texts[path], encoding="utf-8")
+        path.write_bytes(texts[path])
     return 0
 
 

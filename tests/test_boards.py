@@ -1,6 +1,9 @@
 """The short pages of boards: one row per defense over all seeds, what to choose; the committed ones are true."""
 
+import base64
+import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from PIL import Image
 
 from ppbench.commands import app
 from ppbench.records.store import Store
@@ -16,6 +20,7 @@ from ppbench.report.page.board import summary_of
 from ppbench.report.page.headline import answer_of
 from ppbench.report.page.html import Page
 from ppbench.report.page.overview import choice_of
+from ppbench.report.page.profiles import LABEL_WIDTH, labelled_png
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "leaderboards" / "results"
@@ -296,7 +301,22 @@ def test_victims_that_are_kept_stand_on_the_page_and_without_any_there_is_no_pic
         store, images = Store(tmp_path / name), np.linspace(0, 1, 4 * 64, dtype=np.float32).reshape(4, 1, 8, 8)
         for record in records:
             store.save(record, tensors={"guess": images, "truth": images} if count else None)
-        pages.append(summary_of(store, name).html())
+        board = summary_of(store, name)
+        pages.append(board.html())
+    words = (
+        "The first victims of the list, batch 1, random weights; rows from above: original; undefended (dlg) 36.0 dB; "
+    )
+    assert f'alt="{words}' in pages[1] and "<li>blind guess" not in pages[1], "none was kept"
+    assert "](" not in board.markdown() and f"![{words[:30]}" in replace(board, picture="p.png").markdown()
+    picture = Image.open(io.BytesIO(labelled_png(board.pictures)))
+    (sheet,) = (Image.open(io.BytesIO(base64.b64decode(one.uri.partition(",")[2]))) for one in board.pictures)
+    assert picture.width == LABEL_WIDTH + sheet.width and sheet.height < picture.height < sheet.height + 60
+    places = [LABEL_WIDTH + 66 * k + 32 for k in range(4)], [18 + 66 * k + 32 for k in range(4)]
+    drawn = [[picture.convert("L").getpixel((x, y)) for x in places[0]] for y in places[1]]
+    shown = [[sheet.convert("L").getpixel((x - LABEL_WIDTH, y - 18)) for x in places[0]] for y in places[1]]
+    assert drawn == shown and len({*drawn[0]}) == 4, "the pictures as they are, below the line of their setting"
+    labels = np.asarray(picture.convert("L"))[18:, :LABEL_WIDTH]
+    assert all((labels[66 * k : 66 * (k + 1)] < 128).sum() > 50 for k in range(4)), "a label beside each row"
     assert "data:image/png" not in pages[0]
     assert pages[1].count("data:image/png") == 1 and "The first victims of the list, not the best" in pages[1]
     assert "dp sigma=0.1 (adaptive_dp)" in pages[1]
@@ -331,6 +351,9 @@ def test_every_board_has_its_pages_within_their_size_and_the_index_is_short(made
         page, html = (made.HOME / folder / f"{name}.{end}" for folder, end in (("boards", "md"), ("pages", "html")))
         text = page.read_text(encoding="utf-8")
         assert html.stat().st_size < 2_000_000 and len(text.split()) < 4_000
+        pictures = re.findall(r"!\[[^\]]*\]\((.*?)\)", text)
+        assert len(pictures) == ("data:image/png" in html.read_text(encoding="utf-8")), "one file has all strips"
+        assert all((page.parent / one).stat().st_size < 200_000 for one in pictures)
         for table in rows_of(text):
             assert not any("seed" in row[0] for row in table), "seeds are pooled"
             assert {len(row) for row in table} == {len(table[0])} and len(table[0]) <= 10, name

@@ -18,7 +18,7 @@ from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import LABEL_DISTANCE, mislabelled
 from ppbench.records.figure import Terms, grouped
 from ppbench.records.schema import AttackInfo, CellConfig, Flag, Metric, Record
-from ppbench.records.store import CellImages
+from ppbench.records.store import CellImages, Pictures
 
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
@@ -34,6 +34,8 @@ FIGURE_TOLERANCE = 1e-6
 """Relative and absolute difference beyond which a figure contradicts the images."""
 IMAGE_RANGE = (0.0, 1.0)
 """Range of the images of ppbench's own data sets; records do not store another one."""
+PICTURE_ROUNDING = 1 / 255
+"""Largest difference of root mean square errors between images and their `Pictures`."""
 SHARED = ("confidence", "at_truth", "evaluations", "ratio")
 """Fields that all images of a unit share: they come from one attack on one observation."""
 RECOMPUTED = ("evidence_inexact", "budget_hurts", "blind_as_good", "oracle_gap")
@@ -75,6 +77,26 @@ def _figures(images: CellImages, kind: Modality) -> Iterator[Mapping[str, float 
     for guess, truth in zip(torch.from_numpy(images.guess), torch.from_numpy(images.truth), strict=True):
         blind = {} if mean is None else {"blind": blind_decibels(mean, truth, IMAGE_RANGE)}
         yield {**score_figures(guess, truth, IMAGE_RANGE, kind), **blind}
+
+
+def _odd_pictures(scores: Sequence[ImageScore], images: Pictures) -> Iterator[str]:
+    """Yield the first picture whose error is farther from its score than rounding can bring it.
+
+    Each number of a guess and of an original moves by half a 255th at most, so their root mean square difference by one
+    255th (triangle inequality).
+    """
+    for score, guess, truth in zip(scores, images.guess, images.truth, strict=True):
+        where, is_finite = f"victim {'.'.join(map(str, score.place))}", bool(np.isfinite(guess).all())
+        if (score.psnr is not None) != is_finite:
+            yield f"the picture of {where} is {'' if is_finite else 'not '}finite, its score says otherwise"
+            return
+        if score.psnr is None:
+            continue
+        stated = 10 ** (-score.psnr / 20)
+        drawn = float(np.sqrt(((guess.astype(np.float64) - truth) ** 2).mean()))
+        if abs(drawn - stated) > PICTURE_ROUNDING + FIGURE_TOLERANCE:
+            yield f"the picture of {where} has a root mean square error of {drawn:.4f}, its score {stated:.4f}"
+            return
 
 
 def same_figure(recorded: float | None, computed: float | None) -> bool:
@@ -229,11 +251,16 @@ class Reconstruction(Question):
     def contradicted(self, record: Record, images: CellImages) -> Iterator[str]:
         """Yield figures that contradict the images, and units that are not matched; nothing in an unknown range."""
         scores, (low, high) = image_scores(record), IMAGE_RANGE
+        if isinstance(images, Pictures):
+            scores = scores[: len(images.truth)]  # a published board keeps the first alone
         expected = (len(scores), *record.config.model.shape)
         if not bool((images.truth >= low).all() and (images.truth <= high).all()):
             return  # figures were computed in another range
         if images.truth.shape != expected:
             yield f"its reconstructions have the shape {images.truth.shape}, its scores and its network {expected}"
+            return
+        if isinstance(images, Pictures):
+            yield from _odd_pictures(scores, images)
             return
         yield from _odd_figures(scores, images, modality_of(record.config))
         yield from _unmatched(scores, images)

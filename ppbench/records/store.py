@@ -10,7 +10,8 @@
 
 OUT may be a link to a folder; links, devices and pipes inside it are neither read nor written. Equal records give equal
 bytes. The marker of an accepted baseline (`ppbench.verification.baseline`) says that reconstructions were left out:
-then they are not required, and only `ppbench baseline accept` writes there.
+then they are not required, and only `ppbench baseline accept` writes there. A published board has pictures in their
+place, of the cells that its page shows (`Pictures`). No digest in a record is of them: they are checked against scores.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float32] | Tensor
 
+Bytes = NDArray[np.uint8]
 MARKER = "ppbench.json"
 TIMES_FOLDER = "times"
 FOLDERS = ("records", TIMES_FOLDER, "figures", "cache")
@@ -68,6 +70,15 @@ class CellImages:
     guess: NDArray[np.float32]
     truth: NDArray[np.float32]
     blind: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class Pictures(CellImages):
+    """The first images of a cell as a page draws them: clipped to [0, 1], rounded to 255ths, NaN where not finite."""
+
+
+PICTURED = 8
+"""How many images a page shows of a cell, and a published board keeps: of the first victims, not the best ones."""
 
 
 def canonical_json(model: BaseModel) -> bytes:
@@ -237,21 +248,28 @@ class Store:
     def images(self, record: Record) -> CellImages | None:
         """Return a record's reconstructions, None without any; UsageError: no pair of equal float32 shapes.
 
-        The path is made from the cell's name, never from the record: a record is data and may come from anyone.
+        Of a baseline: its `Pictures`. The path is made from the cell's name, never from the record: a record is data
+        and may come from anyone.
         """
-        if self.bare or not record.artifacts:
-            return None
         path = self.folder / f"{record.cell_id}.safetensors"  # of a portfolio, those of its best cell
+        if not record.artifacts or (self.bare and not self.files.holds(f"records/{path.name}")):
+            return None
         try:
             tensors = safe.load(self.files.read(f"records/{path.name}"))
             guess, truth, blind = tensors["guess"], tensors["truth"], tensors.get("blind")
         except (OSError, SafetensorError, KeyError, ValueError) as cause:
             raise UsageError(f"{path} does not hold the cell's reconstructions ({cause}).") from cause
-        if guess.shape != truth.shape or guess.dtype != np.float32 or truth.dtype != np.float32 or not guess.ndim:
-            raise UsageError(f"{path} must hold 'guess' and 'truth' as float32 of one shape.")
-        if blind is not None and (blind.dtype != np.float32 or blind.shape != (1, *truth.shape[1:])):
-            raise UsageError(f"{path} must hold 'blind' as one float32 image like those of 'truth'.")
-        return CellImages(guess, truth, blind)
+        kind = np.dtype(np.uint8 if self.bare else np.float32)
+        if guess.shape != truth.shape or guess.dtype != kind or truth.dtype != kind or not guess.ndim:
+            raise UsageError(f"{path} must hold 'guess' and 'truth' as {kind} of one shape.")
+        if blind is not None and (blind.dtype != kind or blind.shape != (1, *truth.shape[1:])):
+            raise UsageError(f"{path} must hold 'blind' as one {kind} image like those of 'truth'.")
+        if not self.bare:
+            return CellImages(guess, truth, blind)
+        finite = tensors.get("finite")
+        if finite is None or finite.dtype != np.bool_ or finite.shape != guess.shape[:1]:
+            raise UsageError(f"{path} must hold 'finite' as one truth value for each image.")
+        return _pictures(guess, truth, blind, finite)
 
 
 def _pack(arrays: Mapping[str, Array]) -> bytes:
@@ -261,6 +279,47 @@ def _pack(arrays: Mapping[str, Array]) -> bytes:
         shapes = {name: value.shape for name, value in packed.items()}
         raise ValueError(f"a cell's tensors are 'guess' and 'truth' of one shape, and 'blind', not {shapes}")
     return safe.save(packed)
+
+
+# -- pictures: what a published board keeps of reconstructions --------------------------------------------------------
+def picture_bytes(pictures: Pictures) -> bytes:
+    """Return the file that keeps pictures, a quarter of the bytes of their numbers.
+
+    "guess" and "truth" are uint8, whole 255ths, as is "blind", [1, *shape]; "finite", bool [n], is of the guesses.
+    """
+    finite = _finite(pictures.guess)
+    guess = pictures.guess.copy()
+    guess[~finite] = 0
+    kept = {"guess": guess, "truth": pictures.truth}
+    kept |= {} if pictures.blind is None else {"blind": pictures.blind}
+    return safe.save({**{name: _rounded(value) for name, value in kept.items()}, "finite": finite})
+
+
+def pictures_of(images: CellImages) -> Pictures:
+    """Return the pictures of the first `PICTURED` of a cell's images."""
+    guess, truth = images.guess[:PICTURED].copy(), images.truth[:PICTURED]
+    finite = _finite(guess)
+    guess[~finite] = 0
+    return _pictures(_rounded(guess), _rounded(truth), None if images.blind is None else _rounded(images.blind), finite)
+
+
+def _finite(guess: NDArray[np.float32]) -> NDArray[np.bool_]:
+    return np.asarray(np.isfinite(guess.reshape(len(guess), -1)).all(axis=1))
+
+
+def _rounded(values: NDArray[np.float32]) -> Bytes:
+    return np.ascontiguousarray(np.rint(values.clip(0, 1) * 255), dtype=np.uint8)
+
+
+def _pictures(guess: Bytes, truth: Bytes, blind: Bytes | None, finite: NDArray[np.bool_]) -> Pictures:
+    """Return pictures of whole 255ths."""
+    shown = _unrounded(guess)
+    shown[~finite] = np.nan
+    return Pictures(shown, _unrounded(truth), None if blind is None else _unrounded(blind))
+
+
+def _unrounded(values: Bytes) -> NDArray[np.float32]:
+    return np.divide(values, 255, dtype=np.float32)
 
 
 def open_results(path: Path) -> Store:

@@ -71,7 +71,7 @@ def examine(out: Path, claims: Claims | None = None, further: Further | None = N
         raise UsageError(f"{out} holds no ppbench results (no {MARKER} in it); give a finished run's folder.")
     records, problems = sound_records(store)
     sound = not problems
-    problems += [] if store.bare else _image_problems(store, records)
+    problems += _picture_problems(store, records) if store.bare else _image_problems(store, records)
     problems += _strays(store)
     problems += baseline_problems(store, records)
     more = Findings() if further is None or not sound else further(store, records)
@@ -122,6 +122,9 @@ def _unchecked_answers(store: Store, records: Sequence[Record]) -> Iterator[str]
     if images and (store.bare or not any(record.artifacts for record in records)):
         why = "an accepted baseline leaves the reconstructions out" if store.bare else "no reconstructions are here"
         yield not_checked("scores of images", len(images), total, why)
+    if pictures := len(_pictures_of(store)):
+        why = "no digest is of them; they agree with their scores to 1/255, the rounding of what a page draws"
+        yield not_checked("whether pictures are what was scored", pictures, total, why)
     if images:
         what = "whether images, labels, confidence, oracle, path and layers are what attacks answered"
         yield not_checked(what, len(images), total, _RUN_AGAIN)
@@ -137,9 +140,36 @@ def _checked(store: Store, records: Sequence[Record]) -> Iterator[str]:
     yield count_of(len(records), "record")
     if (files := sum(len(record.artifacts) for record in records)) and not store.bare:
         yield count_of(files, "file") + " of reconstructions"
+    if pictures := len(_pictures_of(store)):
+        yield count_of(pictures, "file") + " of pictures"
     for name in (TABLE, WORST_CASE):
         if store.files.holds(name):
             yield name
+
+
+def _pictures_of(store: Store) -> list[str]:
+    """Return the names of the cells whose pictures a published board keeps."""
+    ends = (name.partition(".") for name in store.files.names("records")) if store.bare else ()
+    return [cell for cell, _, end in ends if end == "safetensors"]
+
+
+def _picture_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
+    """Yield pictures of no cell that has any, or that contradict its scores or one another."""
+    originals, by_id = Originals(), {record.cell_id: record for record in records}
+    for cell in _pictures_of(store):
+        record = by_id.get(cell)
+        if record is None or not record.artifacts or not _pictured(record):
+            yield f"{cell}.safetensors: not the pictures of any cell that has reconstructions"
+            continue
+        try:
+            images = store.images(record)
+        except UsageError as error:
+            yield str(error)
+            continue
+        assert images is not None  # its file is here
+        yield from (f"{cell}.json: {problem}" for problem in question_for(record).contradicted(record, images))
+        originals.add(record, images)
+    yield from originals.disagreements()
 
 
 def _image_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:

@@ -42,7 +42,7 @@ from ppbench.report.page.overview import (
     sends_nothing,
     stated_epsilon,
 )
-from ppbench.report.page.profiles import Album, PaperClaims, Sprite
+from ppbench.report.page.profiles import Album, ImagesOf, PaperClaims, Sprite
 from ppbench.report.setting import Setting
 from ppbench.report.worst import Measured
 
@@ -196,7 +196,8 @@ class BoardSummary:
 
     title: its name; answer: its answer; costly: whether it compares costs alone; choices: what to choose, each with the
     evaluations that it is of; best, every: the table of best settings, and that of all; facts, commands: how it was
-    made, by name; reasons: why no epsilon holds, by defense; pictures: of each evaluation with kept victims;
+    made, by name; reasons: why no epsilon holds, by defense; pictures: of each evaluation with kept victims; picture:
+    address of a file with all of them (`labelled_png`), for Markdown, "" for none;
     problems: what could not be read, in sentences.
     """
 
@@ -209,6 +210,7 @@ class BoardSummary:
     commands: Mapping[str, str] = field(default_factory=dict)
     reasons: tuple[tuple[str, str], ...] = ()
     pictures: tuple[Sprite, ...] = ()
+    picture: str = ""
     problems: tuple[str, ...] = ()
 
     @property
@@ -249,6 +251,9 @@ class BoardSummary:
         lines = [f"# {markdown_text(self.title)}", "", f"**{markdown_text(self.answer.headline.words)}**", ""]
         lines += [markdown_text(f"{self.about}. {self.answer.trust.sentence}"), ""]
         parts = [self._markdown_choices(), [f"## {self.heading}", "", *_markdown_table(self.best), ""]]
+        if self.picture:
+            words = markdown_text(". ".join(strip.words for strip in self.pictures))
+            parts[0] += [f"![{words}]({self.picture})", ""]
         lines += chain.from_iterable(parts[::-1] if self.costly else parts)
         lines += [markdown_text(" ".join(self.notes)), ""]
         if self.folded:
@@ -301,8 +306,11 @@ def _markdown_table(table: SummaryTable) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def summary_of(store: Store, title: str) -> BoardSummary:
-    """Return the summary of a folder's or an archive's readable records. UsageError: no record can be read."""
+def summary_of(store: Store, title: str, images: ImagesOf | None = None) -> BoardSummary:
+    """Return the summary of a folder's or an archive's readable records. UsageError: no record can be read.
+
+    images: of a record, None for those that the store keeps.
+    """
     from ppbench.report.page.html import strips_of
 
     with loaded_records(store) as (records, problems):
@@ -310,7 +318,7 @@ def summary_of(store: Store, title: str) -> BoardSummary:
             raise UsageError(f"{store.out} holds no records; give the --out of an evaluation.")
         harness, frame = check_harness(tolerant(soundness_of, problems)(store)), frame_of(records)
         answer = answer_of(frame, harness, tolerant(partial(time_of, store.files), problems))
-        album = Album(tolerant(store.images, problems))
+        album = Album(tolerant(images or store.images, problems))
         pictures = tuple(strip for table in answer.tables for strip in strips_of(table, album))
     best = [[SummaryRow(r.value, _verdict(r), _rank_words(r.rank)) for r in _ordered(table)] for table in answer.tables]
     every = [[SummaryRow(v, v.verdict) for r in table.rows for v in r.by_control] for table in answer.tables]

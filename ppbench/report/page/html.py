@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,6 +28,7 @@ from ppbench.metrics.modality import IMAGE, Modality, modality_of
 from ppbench.records.figure import grouped
 from ppbench.records.run_files import Origin
 from ppbench.records.schema import Metric, Played, Record, Utility
+from ppbench.records.store import PICTURED
 from ppbench.report.cap import caps
 from ppbench.report.controls import Check, nothing_to_read, statuses_of
 from ppbench.report.costs import TimesOf, cost_rows
@@ -152,8 +154,46 @@ def _counts(some: dict[str, tuple[Record, Played]]) -> list[RoleCounts]:
 
 MOST_DEFENSES = 8
 """How many defenses have pictures at the head of a page, with the undefended."""
-TILE, COUNT = 64, 8
-"""Least pixels per side of an image, and number of images: the first victims, not the best ones."""
+TILE = 64
+"""Least pixels per side of an image."""
+
+
+@dataclass(frozen=True)
+class CaseImages:
+    """Images of a worst case. truth, best: originals and their best reconstructions, [n, C, H, W]; blind: a guess
+    [1, C, H, W], or None; cells: the names of the cells that they are of.
+    """
+
+    truth: ImageArray
+    best: ImageArray
+    blind: ImageArray | None
+    cells: frozenset[str]
+
+
+class _Strip:
+    """Originals, and below them what was made of them, row by row; `leak` has the median of the blind guess."""
+
+    def __init__(self, first: CaseImages, leak: Leak) -> None:
+        self._first, self._leak, self._cells = first, leak, first.cells
+        self._rows, self._shots = [first.truth], [Shot("original")]
+
+    def is_of(self, images: CaseImages) -> bool:
+        """Return whether `images` have the same originals."""
+        return np.array_equal(self._first.truth, images.truth)
+
+    def add(self, name: str, case: WorstCase, images: CaseImages) -> None:
+        self._rows.append(images.best)
+        self._shots.append(Shot(f"{name} ({attack_of(case)})", decibels(case)))
+        self._cells |= images.cells
+
+    def sprite(self, setting: str, album: Album) -> Sprite | None:
+        """Return the picture, a blind guess in its last row; None without room."""
+        blind = self._leak.blind
+        if self._first.blind is not None:
+            self._rows.append(np.repeat(self._first.blind, len(self._first.truth), axis=0))
+            self._shots.append(Shot("blind guess", "" if blind is None else f"{blind:.1f} dB"))
+        uri = album.sprite(self._rows, TILE)
+        return None if uri is None else Sprite(uri, tuple(self._shots), setting, self._cells)
 
 
 def strips_of(table: Overview, album: Album) -> list[Sprite]:
@@ -164,59 +204,58 @@ def strips_of(table: Overview, album: Album) -> list[Sprite]:
         words = ", ".join(word for word in (compared[0].entry.control, table.scene) if word)
         strip = strip_of(compared[0].entry.defense.id, words, compared[0].leak, album)
     else:
-        strip = _compared(table.scene, rows, album)
+        strip = _compared(table, rows, album)
     return [] if strip is None else [strip]
 
 
-def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Sprite | None:
+def _compared(table: Overview, rows: Sequence[Standing], album: Album) -> Sprite | None:
     """Return the originals above the worst case's reconstructions under each defense with the same victims."""
-    pictures: list[ImageArray] = []
-    shots: list[Shot] = []
+    strip, seed = None, _commonest_seed(rows)
     for row in rows[:MOST_DEFENSES]:
-        worst = row.value.shown.worst
-        images = None if worst is None or not modality_of(worst.config).drawn else _pictures(worst, album)
-        if images is None or worst is None or (pictures and not np.array_equal(pictures[0], images[0])):
+        leak = next((v.leak for v in row.value.values if v.entry.key.seed == seed), None)
+        images = _pictures(None if leak is None else leak.worst, album)
+        if leak is None or leak.worst is None or images is None:
             continue
-        if not pictures:
-            pictures, shots = [images[0]], [Shot("original")]
-        name = row.value.entry.defense.id
-        words = f"{name} {row.value.entry.control.replace(' = ', '=')}".strip()
-        pictures.append(images[1])
-        shots.append(Shot(f"{'undefended' if name == 'none' else words} ({attack_of(worst)})", decibels(worst)))
-    uri = album.sprite(pictures, TILE) if len(pictures) > 1 else None
-    return None if uri is None else Sprite(uri, tuple(shots), setting)
+        strip = strip or _Strip(images, leak)
+        if strip.is_of(images):
+            entry = row.value.entry
+            words = f"{entry.defense.id} {entry.control.replace(' = ', '=')}".strip()
+            strip.add("undefended" if entry.defense.id == "none" else words, leak.worst, images)
+    setting = table.scene if table.seeds == 1 else f"{table.scene}, seed {seed}"
+    return None if strip is None else strip.sprite(setting, album)
+
+
+def _commonest_seed(rows: Sequence[Standing]) -> int | None:
+    """Return the seed at which most settings leak most, of equals the least: other seeds have other victims."""
+    count = Counter(row.value.shown.entry.key.seed for row in rows)
+    return min(count, key=lambda seed: (-count[seed], seed or 0), default=None)
 
 
 def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Sprite | None:
     """Return the pictures of a setting of the defense `name`; None without images or room for them."""
-    if leak is None or leak.worst is None or not modality_of(leak.worst.config).drawn:
+    worst = None if leak is None else leak.worst
+    whole = _pictures(worst, album)
+    if leak is None or worst is None or whole is None:
         return None
-    whole = _pictures(leak.worst, album)
-    if whole is None:
-        return None
-    truth, best, blind = whole
-    rows, shots = [truth], [Shot("original")]
-    sides = [(f"attacker unaware of {name}", leak.unaware.worst)]
-    sides += [(f"attacker aware of {name}", leak.worst)] if leak.aware or leak.unaware.worst is None else []
-    for who, case in sides:
-        pictures = None if case is None else _pictures(case, album)
-        if pictures is not None:
-            rows.append(pictures[1] if case is not leak.worst else best)
-            shots.append(Shot(f"{who} ({attack_of(case)})", decibels(case)))
-    if blind is not None:
-        rows.append(np.repeat(blind, len(truth), axis=0))
-        shots.append(Shot("blind guess", "" if leak.blind is None else f"{leak.blind:.1f} dB"))
-    uri = album.sprite(rows, TILE)
-    return None if uri is None else Sprite(uri, tuple(shots), setting)
+    strip, unaware = _Strip(whole, leak), leak.unaware.worst
+    images = whole if unaware is worst else _pictures(unaware, album)
+    if unaware is not None and images is not None:
+        strip.add(f"attacker unaware of {name}", unaware, images)
+    if leak.aware or unaware is None:
+        strip.add(f"attacker aware of {name}", worst, whole)
+    return strip.sprite(setting, album)
 
 
-def _pictures(case: WorstCase, album: Album) -> tuple[ImageArray, ImageArray, ImageArray | None] | None:
-    """Return originals, their best reconstructions, both [n, C, H, W], and a blind guess; None without images."""
+def _pictures(case: WorstCase | None, album: Album) -> CaseImages | None:
+    """Return the images of the first victims, each by the attack that rebuilt it best; None without images."""
+    if case is None or not modality_of(case.config).drawn:
+        return None
     truth: list[ImageArray] = []
     guess: list[ImageArray] = []
     blind: ImageArray | None = None
+    cells: set[str] = set()
     winners: Sequence[Record] = case.winners or [case.leading] * len(case.victims)
-    for score, record in list(zip(case.victims, winners, strict=True))[:COUNT]:
+    for score, record in list(zip(case.victims, winners, strict=True))[:PICTURED]:
         images = album.of(record)
         if images is None:
             return None
@@ -225,8 +264,9 @@ def _pictures(case: WorstCase, album: Album) -> tuple[ImageArray, ImageArray, Im
             break
         truth.append(images.truth[place])
         guess.append(images.guess[place])
+        cells.add(record.cell_id)
         blind = images.blind if blind is None else blind
-    return (np.stack(truth), np.stack(guess), blind) if truth else None
+    return CaseImages(np.stack(truth), np.stack(guess), blind, frozenset(cells)) if truth else None
 
 
 # -- The page's template: its functions, formats of figures, scripts and style sheets --

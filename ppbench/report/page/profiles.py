@@ -7,12 +7,13 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
+from textwrap import wrap
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import question_for
@@ -142,11 +143,48 @@ class Shot:
 
 @dataclass(frozen=True)
 class Sprite:
-    """Rows of images in one PNG, as a data URI. setting: in words, at the head of a page."""
+    """Rows of images in one PNG, as a data URI. setting: in words, at the head of a page; cells: names of the cells
+    whose images are at the head of a page.
+    """
 
     uri: str
     shots: tuple[Shot, ...]
     setting: str = ""
+    cells: frozenset[str] = frozenset()
+
+    @property
+    def words(self) -> str:
+        """What is seen, without intervals, for who does not see it."""
+        rows = "; ".join(" ".join([shot.name, *shot.figure.split(" [")[:1]]).strip() for shot in self.shots)
+        return f"The first victims of the list, {self.setting}; rows from above: {rows}"
+
+
+LABEL_WIDTH, LABEL_SIZE = 250, 13
+"""Pixels of the column of labels in a picture, and of its letters."""
+
+
+def labelled_png(strips: Sequence[Sprite]) -> bytes:
+    """Return sprites below one another as a PNG on white, each below its setting, each row beside its label.
+
+    For places that show a picture and no page around it, as README.md.
+    """
+    font = ImageFont.load_default(LABEL_SIZE)
+    images = [Image.open(io.BytesIO(base64.b64decode(one.uri.partition(",")[2]))) for one in strips]
+    line = LABEL_SIZE + 5
+    tops = list(accumulate((image.height + 2 * line for image in images), initial=0))
+    canvas = Image.new("RGB", (LABEL_WIDTH + max(image.width for image in images), tops[-1]), "white")
+    pen = ImageDraw.Draw(canvas)
+    for strip, image, top in zip(strips, images, tops, strict=False):
+        pen.text((0, top + 3), strip.setting, "black", font)
+        canvas.paste(image, (LABEL_WIDTH, top + line), image)
+        height = (image.height + _GAP) / len(strip.shots)
+        for row, shot in enumerate(strip.shots):
+            words = [*wrap(shot.name, LABEL_WIDTH // 8), *([shot.figure] if shot.figure else [])]
+            middle = top + line + (row + 0.5) * height
+            pen.multiline_text((0, middle), "\n".join(words), "black", font, anchor="lm", spacing=2)
+    buffer, few = io.BytesIO(), canvas.quantize(256, dither=Image.Dither.NONE)
+    few.save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True)
