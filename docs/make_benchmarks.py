@@ -244,7 +244,7 @@ def scale() -> str:
     for run in kept.get("page", []):
         took, size = number(run["load_s"] + run["render_s"], 0), f"the page has {number(run['page_mb'], 0)} MB"
         rows.append([f"a page of {run['records']:,} rows", took, f"{run['peak_mb']:,}", size])
-    scaling = read("workers")
+    scaling = read("workers") if (RESULTS / "workers.json").is_file() else {"runs": []}
     for count in sorted({run["workers"] for run in scaling["runs"]}):
         runs = [run for run in scaling["runs"] if run["workers"] == count]
         best = min(1.0, scaling["cores"] / count)

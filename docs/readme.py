@@ -1,4 +1,7 @@
-"""Make what README.md quotes, and its picture, from a run: `python docs/readme.py`; `--check` says what differs."""
+"""Make what README.md quotes and its picture, from a run each: `python docs/readme.py`; `--check` says what differs.
+
+The picture is of `photos`: crops of pictures that scikit-image ships, in the public domain (NASA's) or CC0.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,17 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from ppbench.records.store import Store
+from ppbench.report.page.board import summary_of
+from ppbench.report.page.profiles import labelled_png
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PICTURE = ROOT / "README.md", ROOT / "docs" / "images" / "strip.png"
 COMMAND = ["ppbench", "evaluate", "--defense", "spn", "--grid", "0.1", "--stage", "init", "--attack-batch", "1"]
+PICTURES = [*COMMAND, "--dataset", "photos", "--victims", "8", "--seed", "1"]
 PLACE = re.compile(r"(<!-- made by: python docs/readme\.py -->\n).*(<!-- /made -->)", re.DOTALL)
 WIDTH = "100"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -19,11 +28,11 @@ NEAR = 3.0
 """How far a quoted figure may be from today's, in its own unit: decibels and points differ between processors."""
 
 
-def run(out: Path) -> str:
-    """Return what the command prints, but for where its files are; they go to `out`."""
+def run(out: Path, command: Sequence[str] = COMMAND) -> str:
+    """Return what a command prints, but for where its files are; they go to `out`."""
     environment = {**os.environ, "COLUMNS": WIDTH, "NO_COLOR": "1"}
-    command = [sys.executable, "-m", *COMMAND, "--workers", "1", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    whole = [sys.executable, "-m", *command, "--workers", "1", "--out", str(out)]
+    done = subprocess.run(whole, capture_output=True, text=True, env=environment, check=True)
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     apart = str(out), "--full prints", "The page and a wider screen"  # of other widths, places and forms
     return "\n".join(line for line in lines if not any(words in line for words in apart)).strip()
@@ -44,14 +53,9 @@ def drifted(before: str, after: str) -> bool:
 
 
 def picture(out: Path) -> bytes:
-    """Return the strip of pictures at the head of the page in `out`."""
-    import base64
-
-    page = (out / "leaderboard.html").read_text(encoding="utf-8")
-    strip = re.search(r'<img class="zoom" src="data:image/png;base64,([^"]+)"', page)
-    if strip is None:
-        raise SystemExit("the page has no strip of pictures")
-    return base64.b64decode(strip[1])
+    """Return the labelled strip of pictures of the results in `out`."""
+    store = Store(out)
+    return labelled_png(summary_of(store, "", store.images).pictures)
 
 
 def main(words: list[str]) -> int:
@@ -66,7 +70,8 @@ def main(words: list[str]) -> int:
                 print(f"README.md quotes another run; now it is:\n{quote}run python docs/readme.py", file=sys.stderr)
             return int(differs)
         README.write_text(after, encoding="utf-8")
-        PICTURE.write_bytes(picture(out))
+        run(shots := Path(folder) / "pictures", PICTURES)
+        PICTURE.write_bytes(picture(shots))
     return 0
 
 
