@@ -63,9 +63,9 @@ def target(home: str, link: str) -> str:
     return f"{path}/README.md" if (ROOT / path).is_dir() else path
 
 
-def linked(home: str) -> Iterator[str]:
-    """Yield the files of the repository that a page of it links to."""
-    for part in FENCE.split((ROOT / home).read_text(encoding="utf-8"))[::2]:
+def linked(home: str, text: str) -> Iterator[str]:
+    """Yield the files of the repository that a page of it, or with links from its top, links to."""
+    for part in FENCE.split(text)[::2]:
         yield from (target(home, match[2]) for match in LINK.finditer(part))
 
 
@@ -115,11 +115,12 @@ def filled(entries: Iterable[Any], pages: Iterable[str]) -> list[Any]:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made from the program, and what documents link to outside docs/, and what that links to."""
+    left = ["README.md", *(f"docs/{file.src_uri}" for file in files if (ROOT / "docs" / file.src_uri).suffix == ".md")]
     for name, content in generated_pages().items():
         files.append(File.generated(config, name, content=content))
+        left += linked(name, content) if isinstance(content, str) else ()
     for picture in PICTURES.glob("*.png"):
         files.append(File.generated(config, f"leaderboards/pictures/{picture.name}", abs_src_path=str(picture)))
-    left = ["README.md", *(f"docs/{file.src_uri}" for file in files if (ROOT / "docs" / file.src_uri).suffix == ".md")]
     met: set[str] = set()
     while left:
         path = left.pop()
@@ -128,7 +129,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         met.add(path)
         if not path.startswith("docs/"):
             files.append(File.generated(config, in_site(path), abs_src_path=str(ROOT / path)))
-        left += linked(path) if path.endswith(".md") else ()
+        left += linked(path, (ROOT / path).read_text(encoding="utf-8")) if path.endswith(".md") else ()
     return files
 
 
@@ -324,7 +325,8 @@ def notebook_page() -> str:
             if "image/png" in data:
                 parts.append(f"![{cell['metadata']['alt']}](notebook/{number}-{place}.png)")
             elif "text/html" in data:
-                parts.append(re.sub(r"<style.*?</style>", "", "".join(data["text/html"]), flags=re.DOTALL))
+                frame = re.sub(r"<style.*?</style>", "", "".join(data["text/html"]), flags=re.DOTALL)
+                parts.append(re.sub(r"<table[^>]*>", "<table>", frame))  # the theme lets tables without a class scroll
             else:
                 parts.append("```text\n" + "".join(data.get("text/plain", output.get("text", ""))).strip() + "\n```")
     return "\n\n".join(parts) + "\n"
