@@ -6,11 +6,14 @@ pages as pages, so that it is whole without a network. Nothing of it is kept, so
 
 from __future__ import annotations
 
+import ast
+import base64
 import importlib
+import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +22,6 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
@@ -28,16 +30,20 @@ FRONT = "index.md"
 WIDE = "---\nhide: [toc]\n---\n\n"
 """Gives a page of tables the place of its table of contents."""
 IMAGES = {"The page, at a glance": "glance.png", "A board": "board.png", "A defense, in the dark": "defense-dark.png"}
-REFERENCE = {
-    "Evaluate": [
-        "ppbench.run.config:configure",
-        "ppbench.run.evaluation:Evaluation",
-        "ppbench.report.compare.outcome:compare",
-    ],
-    "Ask another question": ["ppbench.questions.base:Question"],
-    "State what a paper claims": ["ppbench.claims.claim:read_paper", "ppbench.claims.claim:Claim"],
-}
+REFERENCE = (
+    "ppbench.run.config.configure",
+    "ppbench.run.evaluation.Evaluation",
+    "ppbench.report.compare.outcome.compare",
+    "ppbench.questions.base.Question",
+    "ppbench.claims.claim.read_paper",
+    "ppbench.claims.claim.Claim",
+)
 """What is public beside the names that `ppbench` and `ppbench.testing` export."""
+BOARDS, PICTURES = ROOT / "leaderboards", ROOT / "leaderboards" / "pictures"
+NOTEBOOK = ROOT / "examples" / "notebook" / "explore.ipynb"
+BOOSTS = {"levels.md": 4.0, "tutorial-data.md": 4.0, "defenses.md": 3.0, "boards.md": 2.0, "deployed.md": 2.0}
+MUTED = ("claims", "benchmarks", "api", "cli", "columns", "CONTRIBUTING", "leaderboards/boards", "examples")
+"""In a search, pages that explain a word come before long tables that contain it."""
 
 
 # -- links ------------------------------------------------------------------------------------------------------------
@@ -57,15 +63,16 @@ def target(home: str, link: str) -> str:
     return f"{path}/README.md" if (ROOT / path).is_dir() else path
 
 
-def linked(home: str) -> Iterator[str]:
-    """Yield the files of the repository that a page of it links to."""
-    for part in FENCE.split((ROOT / home).read_text(encoding="utf-8"))[::2]:
+def linked(home: str, text: str) -> Iterator[str]:
+    """Yield the files of the repository that a page of it, or with links from its top, links to."""
+    for part in FENCE.split(text)[::2]:
         yield from (target(home, match[2]) for match in LINK.finditer(part))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return a page with links that lead where they lead in the repository."""
     home, uri = in_repository(page.file.src_uri), page.file.src_uri
+    page.meta["search"] = {"boost": BOOSTS.get(uri, 0.2 if uri.startswith(MUTED) else 1.0)}
     if uri.startswith("leaderboards/"):
         page.meta["hide"] = ["toc"]  # as `WIDE`: GitHub would show it as text
 
@@ -79,12 +86,41 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "".join(part if number % 2 else LINK.sub(led, part) for number, part in enumerate(parts))
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Return a page whose search, to the theme a dialog without a name, has one."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+
+
 # -- pages ------------------------------------------------------------------------------------------------------------
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put every page that a name with a star in the navigation fits there; a name that fits none is left out."""
+    made = [*generated_pages(), *(path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md"))]
+    made += [path.relative_to(ROOT).as_posix() for path in BOARDS.glob("boards/*.md")]
+    config.nav = filled(config.nav or [], sorted(made))
+    return config
+
+
+def filled(entries: Iterable[Any], pages: Iterable[str]) -> list[Any]:
+    """Return entries of the navigation with the pages that names with a star fit."""
+    results: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            results += [{n: filled(inner, pages) if isinstance(inner, list) else inner} for n, inner in entry.items()]
+        else:
+            results += [page for page in pages if PurePosixPath(page).match(entry)] if "*" in entry else [entry]
+    return results
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made from the program, and what documents link to outside docs/, and what that links to."""
-    for name, text in generated_pages().items():
-        files.append(File.generated(config, name, content=text))
     left = ["README.md", *(f"docs/{file.src_uri}" for file in files if (ROOT / "docs" / file.src_uri).suffix == ".md")]
+    for name, content in generated_pages().items():
+        files.append(File.generated(config, name, content=content))
+        left += linked(name, content) if isinstance(content, str) else ()
+    for picture in PICTURES.glob("*.png"):
+        files.append(File.generated(config, f"leaderboards/pictures/{picture.name}", abs_src_path=str(picture)))
     met: set[str] = set()
     while left:
         path = left.pop()
@@ -93,13 +129,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         met.add(path)
         if not path.startswith("docs/"):
             files.append(File.generated(config, in_site(path), abs_src_path=str(ROOT / path)))
-        left += linked(path) if path.endswith(".md") else ()
+        left += linked(path, (ROOT / path).read_text(encoding="utf-8")) if path.endswith(".md") else ()
     return files
 
 
-def generated_pages() -> dict[str, str]:
-    """Return the pages that are made from the program and from results, by name."""
-    return {"defenses.md": defenses(), "attacks.md": attacks(), "api.md": reference(), "boards.md": boards()}
+@lru_cache
+def generated_pages() -> dict[str, str | bytes]:
+    """Return the pages that are made from the program and from results, and their pictures, by name."""
+    own = {"defenses.md": defenses(), "attacks.md": attacks(), "boards.md": gallery(), "examples.md": examples()}
+    return {**own, **reference(), "notebook.md": notebook_page(), **notebook_images()}
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -160,38 +198,145 @@ def attacks() -> str:
     return "\n".join(parts)
 
 
-def reference() -> str:
-    """Return the page of the API: what is exported, and what is public beside it, each as mkdocstrings shows it."""
-    parts = ["# API\n\nNames are loaded on first use. Everything else may change from version to version.\n"]
+# -- the API, a page for each room -------------------------------------------------------------------------------------
+def reference() -> dict[str, str]:
+    """Return the pages of the API: an index of what is public, and of each room what mkdocstrings shows."""
+    rooms: dict[str, list[tuple[str, str]]] = {}
+    for path, name in public_names():
+        rooms.setdefault(path.split(".")[1], []).append((path, name))
+    head, rows, pages = ["Name", "What"], [], {}
+    for room, names in sorted(rooms.items()):
+        about = f"`ppbench.{room}`: {first_line(importlib.import_module(f'ppbench.{room}').__doc__)}"
+        shown = (
+            f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {name.rpartition('.')[2]}\n"
+            for path, name in names
+        )
+        pages[f"api/{room}.md"] = f"# API: {room}\n\n{about}\n\n" + "\n".join(shown)
+        rows += [[f"[`{name}`](api/{room}.md)", first_line(documentation(path))] for path, name in names]
+    start = "# API\n\nNames are loaded on first use. Everything else may change from version to version.\n\n"
+    return {"api.md": f"{start}{table(head, rows)}", **pages}
+
+
+def public_names() -> Iterator[tuple[str, str]]:
+    """Yield what is public: where it is, and the name under which it is imported."""
     for module in ("ppbench", "ppbench.testing"):
         home = importlib.import_module(module)
-        parts.append(f"## `{module}`\n\n{(home.__doc__ or '').strip()}\n")
         for name in home.__all__:
             if not name.startswith("__"):
-                parts.append(shown(f"{home._HOME.get(name, module)}.{name}", f"{module}.{name}"))
-    for title, names in REFERENCE.items():
-        parts += [f"## {title}\n", *(shown(name.replace(":", "."), name.replace(":", ".")) for name in names)]
+                yield f"{home._HOME.get(name, module)}.{name}", f"{module}.{name}"
+    yield from ((path, path) for path in REFERENCE)
+
+
+def documentation(path: str) -> str:
+    """Return the docstring of a class, a function or a module, "" of a constant: that of its class says nothing."""
+    module, _, name = path.rpartition(".")
+    public = getattr(importlib.import_module(module), name)
+    return "" if isinstance(public, tuple | str | dict) else public.__doc__ or ""
+
+
+def first_line(text: str | None) -> str:
+    """Return the first paragraph of a docstring as one line."""
+    return " ".join((text or "").strip().split("\n\n")[0].split())
+
+
+# -- the gallery of boards ---------------------------------------------------------------------------------------------
+KINDS = {"parquet:cifar10": "Color photographs (CIFAR-10)", "digits": "Handwritten digits", "csv": "Tables of people"}
+KINDS["parquet:mnist"] = KINDS["digits"]
+"""What boards are grouped by: a title for the data in their names."""
+COSTS = "Bytes, memory and time of a client"
+LINE = re.compile(r"^\| \[([\w-]+)\]\(boards/[\w-]+\.md\) \| (.+) \|$", re.MULTILINE)
+CHOICE = re.compile(r"^## If you must choose\n\n(.+)$", re.MULTILINE)
+SENTENCE = re.compile(r"(?<=\.) (?=[\w\\*])")
+
+
+def gallery() -> str:
+    """Return the gallery: of each published board picture, values, verdict and choice, as its own page has them."""
+    cards: dict[str, list[tuple[float, str]]] = {}
+    for name, line in LINE.findall((BOARDS / "README.md").read_text(encoding="utf-8")):
+        kind, accuracy, text = card(name, *line.split(" | "))
+        cards.setdefault(kind, []).append((-accuracy, text))
+    if not cards:
+        raise PluginError("leaderboards/README.md holds no board: the gallery would be empty")
+    kinds = list(dict.fromkeys([*KINDS.values(), *cards]))
+    kinds = [*(kind for kind in kinds if kind in cards and kind != COSTS), *({COSTS} & cards.keys())]
+    parts = [f"## {kind}\n\n" + "\n".join(text for _, text in sorted(cards[kind])) for kind in kinds]
+    parts += ["## What a run of yours gives\n", "A page that is one file, and tables.\n"]
+    parts += [f"![{title}](images/{file})\n\n*{title}*\n" for title, file in IMAGES.items()]
+    start = (
+        "# Boards\n\nResults that the project produced itself; of each kind of data the most accurate undefended model "
+    )
+    return "\n".join([start + "first. The words: [levels](levels.md#the-words-of-a-verdict).\n", *parts])
+
+
+def card(name: str, data: str, network: str, seeds: str, undefended: str, verdict: str) -> tuple[str, float, str]:
+    """Return of a line of the boards' table the kind of data, the undefended accuracy in percent, and its card."""
+    page = (BOARDS / "boards" / f"{name}.md").read_text(encoding="utf-8")
+    kind = KINDS.get(data.replace("\\", ""), KINDS.get(data.partition(":")[0], data))
+    facts = f"{data}, {network}; {seeds} seed{'' if seeds == '1' else 's'}; undefended {undefended}"
+    lines = [f"### [{name}](leaderboards/boards/{name}.md)", f"{facts}.", f"**{verdict}**"]
+    if (PICTURES / f"{name}.png").is_file():
+        lines.append(f"![Victims of {name}, and what attacks rebuilt](leaderboards/pictures/{name}.png)")
+    if "## What a client pays" in page:
+        kind = COSTS
+    elif chosen := CHOICE.search(page):
+        lines.append(f"*If you must choose*: {' '.join(SENTENCE.split(chosen[1])[:2])}")
+    accuracy = re.match(r"[\d.]+(?=%)", undefended)
+    return kind, float(accuracy[0]) if accuracy else 0.0, "\n\n".join(lines) + "\n"
+
+
+# -- examples, and the notebook with its outputs -----------------------------------------------------------------------
+def examples() -> str:
+    """Return the page of examples: what each is, in its own words, with a link to its files."""
+    parts = ["# Examples\n\n[A notebook with its outputs](notebook.md): load a board, plot it, rebuild an image.\n"]
+    parts.append("## Packages to copy\n")
+    for path in sorted((ROOT / "examples").glob("my_*/README.md")):
+        home = path.relative_to(ROOT).as_posix()
+        about = site_links(first_line(path.read_text(encoding="utf-8").partition("\n\n")[2]), home)
+        parts.append(f"### [{path.parent.name}]({home})\n\n{about}\n")
+    for title, folder in (("What was found in frameworks", "findings"), ("Guesses on a transcript", "outside")):
+        parts.append(f"## {title}\n")
+        for path in sorted((ROOT / "examples" / folder).glob("*.py")):
+            about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+            parts.append(f"### [{path.stem}]({path.relative_to(ROOT)})\n\n```text\n{about}\n```\n")
     return "\n".join(parts)
 
 
-def shown(path: str, heading: str) -> str:
-    """Return what has mkdocstrings show a name, under the name by which it is imported."""
-    return f"::: {path}\n    options:\n      heading: {heading}\n      toc_label: {heading.rpartition('.')[2]}\n"
+def site_links(markdown: str, home: str) -> str:
+    """Return Markdown of a file of the repository with links that lead where they lead from the site's root."""
+    return LINK.sub(lambda match: f"{match[1]}{in_site(target(home, match[2]))}{match[3]}", markdown)
 
 
-def boards() -> str:
-    """Return the gallery: pages in pictures, and what was run for each board that is kept in the repository."""
-    parts = ["# Boards\n\nWhat a run gives: a page that is one file, here in pictures, and tables.\n"]
-    parts += [f"![{title}](images/{file})\n\n*{title}*\n" for title, file in IMAGES.items()]
-    parts.append(
-        "Results that the project has produced itself, each with its page; [what they say](leaderboards/README.md).\n"
-    )
-    manifests = sorted((ROOT / "leaderboards" / "results").glob("*/manifest.toml"))
-    if not manifests:
-        raise PluginError("leaderboards/results holds no manifest: the gallery would be empty")
-    rows = []
-    for manifest in manifests:
-        facts, name = tomllib.loads(manifest.read_text(encoding="utf-8")), manifest.parent.name
-        seeds = ", ".join(map(str, facts["seeds"]))
-        rows.append([f"[{name}](leaderboards/boards/{name}.md)", f"`{facts['command']}`", facts["cells"], seeds])
-    return "\n".join([*parts, table(["Board", "Command", "Cells", "Seeds"], rows)])
+def cells() -> list[tuple[int, dict[str, Any]]]:
+    """Return the cells of the notebook with their numbers."""
+    return list(enumerate(json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]))
+
+
+def notebook_page() -> str:
+    """Return the notebook as a page: text, code, and the outputs that it keeps."""
+    parts: list[str] = []
+    for number, cell in cells():
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(site_links(source, NOTEBOOK.relative_to(ROOT).as_posix()))
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for place, output in enumerate(cell["outputs"]):
+            data = output.get("data", {})
+            if "image/png" in data:
+                parts.append(f"![{cell['metadata']['alt']}](notebook/{number}-{place}.png)")
+            elif "text/html" in data:
+                frame = re.sub(r"<style.*?</style>", "", "".join(data["text/html"]), flags=re.DOTALL)
+                parts.append(re.sub(r"<table[^>]*>", "<table>", frame))  # the theme lets tables without a class scroll
+            else:
+                parts.append("```text\n" + "".join(data.get("text/plain", output.get("text", ""))).strip() + "\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def notebook_images() -> dict[str, bytes]:
+    """Return the pictures among the outputs of the notebook by name."""
+    return {
+        f"notebook/{number}-{place}.png": base64.b64decode(output["data"]["image/png"])
+        for number, cell in cells()
+        for place, output in enumerate(cell.get("outputs", ()))
+        if "image/png" in output.get("data", {})
+    }

@@ -227,7 +227,7 @@ def test_the_plugins_of_the_tutorials_are_plugins(script, tmp_path):
 
 
 def test_every_key_of_a_suite_is_explained():
-    result = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / "docs" / "tutorial-choosing.md").read_text()))
+    result = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / "docs" / "tutorial-data.md").read_text()))
     models = [*SECTIONS.values(), SuiteFile, DefensePart, PresetPart]
     keys = {field.alias or name for model in models for name, field in model.model_fields.items()}
     keys -= {"attack", "defense", "preset"}  # tables, named with their brackets

@@ -193,7 +193,7 @@ def test_a_record_that_is_a_link_or_a_pipe_is_told_and_not_waited_for(tmp_path, 
 
 def test_a_board_removes_its_own_old_figures_alone(tmp_path, fabricate, monkeypatch):
     from ppbench.report.knowing import Knowledge
-    from ppbench.report.page import drawings
+    from ppbench.report.page import html
 
     class Drawn:
         label = "label"
@@ -204,28 +204,28 @@ def test_a_board_removes_its_own_old_figures_alone(tmp_path, fabricate, monkeypa
         def png(self):
             return b"label of a picture"
 
-    monkeypatch.setattr(drawings, "svg_of", lambda plot: f"<svg>{plot}</svg>")
-    monkeypatch.setattr(drawings, "Picture", Drawn)
-    monkeypatch.setattr(drawings, "_named", lambda board, known: [(word, word) for word in board])
+    monkeypatch.setattr(html, "svg_of", lambda plot: f"<svg>{plot}</svg>")
+    monkeypatch.setattr(html, "Picture", Drawn)
+    monkeypatch.setattr(html, "_named", lambda board, known: [(word, word) for word in board])
     folder = tmp_path / "figures"
-    assert [p.name for p in drawings.write_figures(folder, [("One figure", "Two")], None)] == [
+    assert [p.name for p in html.write_figures(folder, [("One figure", "Two")], None)] == [
         "one-figure.svg", "one-figure.png", "two.svg", "two.png",
     ]  # fmt: skip
     for name in ("holiday.png", "paper.svg"):
         (folder / name).write_bytes(b"somebody's")
     (folder / "two.png").unlink()
     (folder / "two.png").symlink_to(folder / "holiday.png")
-    drawings.write_figures(folder, [("Three",)], None)
+    html.write_figures(folder, [("Three",)], None)
     names = {path.name for path in folder.iterdir()}
     assert names == {"three.svg", "three.png", "holiday.png", "paper.svg", "two.png", "figures.json"}, "a link stays"
     (folder / "figures.json").write_text(json.dumps(["../ppbench.json", "holiday.png", 3]))
     (tmp_path / "ppbench.json").write_text("ours")
-    drawings.write_figures(folder, [("Three",)], None)
+    html.write_figures(folder, [("Three",)], None)
     assert (tmp_path / "ppbench.json").exists(), "a list that was changed names nothing elsewhere"
     (folder / "figures.json").write_text("[" * 100_000)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        drawings.write_figures(folder, [("Four",)], None)
+        html.write_figures(folder, [("Four",)], None)
     assert "figures of earlier boards stay" in str(caught[0].message) and (folder / "three.svg").exists()
     assert Knowledge is not None
 

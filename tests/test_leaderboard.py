@@ -23,7 +23,7 @@ from ppbench.report.page.boards import (
     no_claims,
     standalone_sentences,
 )
-from ppbench.report.page.drawings import FIGURE_LIST
+from ppbench.report.page.html import FIGURE_LIST
 from ppbench.report.words import evaluation_words
 
 

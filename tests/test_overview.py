@@ -16,12 +16,11 @@ from ppbench.report.cap import caps
 from ppbench.report.costs import cost_rows, relative_costs
 from ppbench.report.frame import frame_of, key_of
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page import drawings
+from ppbench.report.page import html
 from ppbench.report.page.board import rebuild, up_to_date, write_board
 from ppbench.report.page.boards import boards_of, defense_sentences, judged_evaluations, no_claims, table_rows
 from ppbench.report.page.curves import ppcs
-from ppbench.report.page.drawings import write_figures
-from ppbench.report.page.html import Page
+from ppbench.report.page.html import Page, write_figures
 from ppbench.report.page.overview import overviews
 from ppbench.report.page.profiles import Album
 from ppbench.report.page.sections import PLAIN_ROWS
@@ -292,7 +291,7 @@ def test_an_attack_knows_the_defense_through_what_it_follows(many, bench_page):
 def test_a_page_of_many_cells_has_them_as_data_the_first_as_a_plain_table_and_figures_as_there_is_place(
     many, monkeypatch
 ):
-    monkeypatch.setattr(drawings, "FIGURE_BUDGET", 1)
+    monkeypatch.setattr(html, "FIGURE_BUDGET", 1)
     page = Page(many).html()
     (text,) = re.findall(r'<script type="application/json" id="cell-data">(.*?)</script>', page)
     data = json.loads(text)

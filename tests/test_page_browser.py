@@ -1,5 +1,9 @@
 """The page in a real browser: tables, figures, images, hash links, keyboard, phone, print, no scripts, no requests."""
 
+import csv
+import io
+import json
+import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +15,7 @@ from ppbench.claims.case import ClaimFinding
 from ppbench.claims.check import Checked, Unchecked
 from ppbench.claims.claim import Claim
 from ppbench.records.schema import Flag
-from ppbench.records.store import CellImages
+from ppbench.records.store import CellImages, Store
 from ppbench.report.controls import Check
 from ppbench.report.page.boards import DefenseSentence
 from ppbench.report.page.html import Page
@@ -284,6 +288,95 @@ def test_the_short_page_of_a_board_is_one_that_anybody_can_read(browser, name, w
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         failures = axe.Axe().run(page).response["violations"]
         assert not {one["id"] for one in failures if one["impact"] in ("serious", "critical")}
+
+
+ARCHIVES = SHORT_PAGES.parent / "results"
+opened_pages = pytest.mark.parametrize(
+    "name",
+    [
+        path.stem if path.stem in ("digits-quick", "cost") else pytest.param(path.stem, marks=pytest.mark.nightly)
+        for path in sorted(SHORT_PAGES.glob("*.html"))
+    ],
+)
+
+
+def accuracies(name):
+    """Return for each defense the mean accuracies over seeds of its settings, by hand, in percent."""
+    by_setting = {}
+    for record in Store(ARCHIVES / name / "records.zip").load_all():
+        config = record.config
+        place = config.model.id, config.federation.model_dump_json(), config.role, json.dumps(config.defense.parameters)
+        by_setting.setdefault((config.defense.id, config.data.name, *place), {})[config.seed] = record.utility.accuracy
+    means = {}
+    for (defense, *_), seeds in by_setting.items():
+        if None not in seeds.values():
+            means.setdefault(defense, set()).add(100 * sum(seeds.values()) / len(seeds))
+    return means
+
+
+def worst_cases(name):
+    """Return for each defense its worst cases in the archive's table, in decibels with their interval."""
+    cases, ends = {}, [f"worst_psnr_median{end}" for end in ("", "_low", "_high")]
+    for row in csv.DictReader(
+        io.StringIO(Store(ARCHIVES / name / "records.zip").files.read("worst_case.csv").decode())
+    ):
+        if all(row.get(end) for end in ends):
+            printed = "{:.1f} dB [{:.1f}, {:.1f}]".format(*(float(row[end]) for end in ends))
+            cases.setdefault(row["defense"], set()).add(printed)
+    return cases
+
+
+ROWS = """() => [...document.querySelectorAll("tr:has(th[scope=row])")].map(row => [
+    row.querySelector("th").firstChild.textContent.trim(),
+    Object.fromEntries([...row.querySelectorAll("td[data-title]")].map(td => [td.dataset.title, td.innerText]))])"""
+
+
+@opened_pages
+def test_no_figure_of_a_boards_page_differs_from_the_archives(browser, name):
+    known, cases, checked = accuracies(name), worst_cases(name), 0
+    with shown(browser, SHORT_PAGES / f"{name}.html", bypass_csp=True) as (page, _):
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        rows = page.evaluate(ROWS)
+    assert len(rows) >= 4
+    for who, cells in rows:
+        defense = "none" if who == "undefended" else who
+        for share in re.findall(r"^[\d.]+%", cells.get("Accuracy", "")):
+            off = min(abs(float(share[:-1]) - mean) for mean in known[defense])
+            assert off <= 0.05 + 1e-9, (who, cells)  # a tie, 22.35, is rounded either way
+            checked += 1
+        for decibels in re.findall(r"[\d.]+ dB \[[\d., ]+\]", cells.get("Leak, worst case", "")):
+            assert decibels in cases[defense], (who, cells)
+            checked += 1
+    assert checked >= len(rows) // 2 or name in COSTS_ALONE, "figures were compared"
+
+
+COSTS_ALONE = ("cost", "bank-marketing-two-cores")
+"""Boards without accuracies or decibels to compare: tests/test_boards.py counts their figures by hand."""
+
+
+@opened_pages
+def test_a_printed_board_has_at_most_three_pages_and_no_letter_is_larger_than_its_figures(browser, name):
+    with shown(browser, SHORT_PAGES / f"{name}.html", bypass_csp=True) as (page, _):
+        page.emulate_media(media="print")
+        size = "parts => Math.max(...parts.map(part => parseFloat(getComputedStyle(part).fontSize)))"
+        assert page.locator("td > *").evaluate_all(size) <= page.locator("td > span").evaluate_all(size)
+        sheets = len(re.findall(rb"/Type\s*/Page\b(?!s)", page.pdf(prefer_css_page_size=True)))
+    assert 1 <= sheets <= 3
+
+
+def test_on_a_phone_a_row_of_the_glance_is_a_card_and_in_print_its_verdict_is_no_larger_than_figures(browser, board):
+    about = dict(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
+    with shown(browser, board, **about) as (page, _):
+        box = page.locator("table.glance").first
+        assert box.evaluate("table => table.parentElement.scrollWidth <= table.parentElement.clientWidth")
+        titles = box.locator("tbody tr").first.locator("td").evaluate_all("all => all.map(td => td.dataset.title)")
+        assert titles == box.locator("thead th").all_text_contents()[1:]
+        name = page.locator(".glance .key .big").first
+        assert name.inner_text() == "undefended" and name.evaluate("e => e.getClientRects().length") == 1, "not split"
+    with shown(browser, board) as (page, _):
+        page.emulate_media(media="print")
+        size = "parts => Math.max(...parts.map(part => parseFloat(getComputedStyle(part).fontSize)))"
+        assert page.locator(".glance .badge").evaluate_all(size) <= page.locator(".glance .big").evaluate_all(size)
 
 
 def test_line_and_pictures_stand_on_the_first_screen_and_enlarge_and_too_great_losses_are_folded(browser, board):

@@ -314,7 +314,7 @@ def add_chart(tree: Path) -> None:
     page, folder = (tree / word for word in more if word.endswith(".py"))
     for path, function in zip((page, folder), (word for word in more if word.startswith("_")), strict=True):
         assert f"def {function}(" in path.read_text()
-        replaced(path, import_, own)
+    replaced(page, import_, own)
     drawn = "tuple(drawings.chart(curve) for curve in curves(board, board_target(board.setting)))"
     replaced(page, drawn, f'(*{drawn}, drawings.chart(Counts("planted", len(board.entries))))')
     named = "    for ppc in ppcs(board, known):\n        yield f"

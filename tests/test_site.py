@@ -4,10 +4,15 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from functools import partial
 from html import unescape
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from urllib.parse import unquote
 
 import pytest
 
@@ -71,7 +76,10 @@ def test_tables_name_every_plugin_as_the_list_has_it(site, group):
 
 
 def test_the_reference_has_every_name_that_is_exported(site):
-    page = (site / "api.html").read_text()
+    page = "".join(path.read_text() for path in (site / "api").glob("*.html"))
+    assert all(
+        f"{name}</code></a>" in (site / "api.html").read_text() for name in ("ppbench.evaluate", "ppbench.invert")
+    )
     for home in (ppbench, ppbench.testing):
         for name in home.__all__:
             assert name.startswith("__") or f"{home.__name__}.{name}" in page, name
@@ -85,9 +93,11 @@ def test_the_gallery_has_every_board_that_is_kept(site):
     assert manifests
     for manifest in manifests:
         document, name = tomllib.loads(manifest.read_text()), manifest.parent.name
-        assert document["command"] in page and str(document["cells"]) in page, manifest
-        assert document["command"] in text(site / f"leaderboards/boards/{name}.html"), manifest
+        assert f'href="leaderboards/boards/{name}.html"' in (site / "boards.html").read_text(), manifest
+        own = text(site / f"leaderboards/boards/{name}.html")
+        assert document["command"] in own and str(document["cells"]) in own, manifest
         assert (site / f"leaderboards/pages/{name}.html").is_file(), "the page as one file"
+    assert page.count("If you must choose: ") >= 10 and "undefended 50.7%" in page
 
 
 def test_a_boards_page_has_its_best_settings_and_all_of_them_in_tables(site):
@@ -111,7 +121,7 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
     (tmp_path / "README.md").write_text("# Front\n[a guide](docs/guide.md)\n")
     (tmp_path / "more/README.md").write_text("# More\n[up](../docs/guide.md#guide) [data](x.csv)\n")
     (tmp_path / "more/x.csv").write_text("1\n")
-    hook = (ROOT / "docs/make_site.py").read_text().replace("in generated_pages().items()", "in ()")
+    hook = (ROOT / "docs/make_site.py").read_text() + "\ndef generated_pages():\n    return {}\n"
     (tmp_path / "docs/make_site.py").write_text(hook)
     settings = (
         'site_name: x\ndocs_dir: docs\nexclude_docs: "*.py"\nhooks: [docs/make_site.py]\nuse_directory_urls: false\n'
@@ -129,3 +139,100 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
     assert not outcomes[1].returncode, outcomes[1].stderr
     assert 'href="more/index.html"' in pages[1] and 'href="index.html"' in pages[1] and "[a](b)" in pages[1]
     assert (tmp_path / "site/more/x.csv").exists() and (tmp_path / "site/index.html").exists()
+
+
+# -- every page, its links, in a browser -------------------------------------------------------------------------------
+LINKED = re.compile(r"""<(?:a|img|script|link)\b[^>]*?\s(?:href|src)=["']?([^"'\s>]+)""")
+ID = re.compile(r"""\s(?:id|name)=["']?([^"'\s>]+)""")
+
+
+def broken_links(folder):
+    """Return the links of all pages to a file, or to a place in one, that is not there."""
+    ids = {path: set(ID.findall(path.read_text(encoding="utf-8"))) for path in folder.rglob("*.html")}
+    broken = []
+    for path in ids:
+        for link in LINKED.findall(path.read_text(encoding="utf-8")):
+            address, _, place = unescape(link).partition("#")
+            if re.match(r"[a-z]+:|//", address) or path.name == "404.html":
+                continue
+            there = (path.parent / unquote(address.partition("?")[0])).resolve() if address else path
+            found = there.is_file() and (not place or there not in ids or unquote(place) in ids[there])
+            broken += [] if found else [f"{path.relative_to(folder)}: {link}"]
+    return broken
+
+
+def test_every_internal_link_of_every_page_leads_somewhere(site, tmp_path):
+    assert len(list(site.rglob("*.html"))) > 50 and not (broken := broken_links(site)), broken
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#x"></a><a href="c.html"></a><a href="b.html#y"></a><img src=d.png>'
+    )
+    (tmp_path / "b.html").write_text('<p id="x">')
+    assert broken_links(tmp_path) == ["a.html: c.html", "a.html: b.html#y", "a.html: d.png"]
+
+
+@pytest.fixture(scope="module")
+def tab(site):
+    """A browser's tab, the address of the site on this machine, and what no page may do: errors, failed requests."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    handler = partial(SilentHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, playwright.sync_playwright() as running:
+        Thread(target=server.serve_forever, daemon=True).start()
+        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page, heard = browser.new_page(viewport={"width": 1400, "height": 900}), []
+        page.set_default_timeout(120_000)
+        page.on("console", lambda message: heard.append(f"{page.url}: {message.text}"))
+        page.on("pageerror", lambda error: heard.append(f"{page.url}: {error}"))
+        page.on("requestfailed", lambda request: heard.append(f"{page.url}: {request.url}"))
+        yield page, f"http://127.0.0.1:{server.server_port}", heard
+        browser.close()
+        server.shutdown()
+
+
+class SilentHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+DAILY = ("boards.html", "notebook.html", "tutorial-data.html")
+NEW = (*DAILY, "index.html", "levels.html", "examples.html", "deployed.html", "api.html", "api/run.html")
+
+
+@pytest.mark.nightly
+def test_every_page_opens_in_a_browser_without_a_complaint(site, tab):
+    page, address, heard = tab
+    for path in sorted(site.rglob("*.html")):
+        page.goto(f"{address}/{path.relative_to(site).as_posix()}", wait_until="load")
+        assert page.locator("h1").count() >= 1, path
+    assert not heard, heard
+
+
+@pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.nightly) for n in NEW])
+def test_nothing_serious_stands_in_the_way_of_whoever_reads_a_page(tab, name):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    page, address, heard = tab
+    for width, scheme in ((390, "dark"), (1400, "light"), (390, "light"), (1400, "dark"))[: 2 if name in DAILY else 4]:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        page.goto(f"{address}/{name}", wait_until="load")
+        failures = axe.Axe().run(page).response["violations"]
+        serious = {one["id"]: one["nodes"][0]["html"] for one in failures if one["impact"] in ("serious", "critical")}
+        assert not serious, (name, width, scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert not heard, heard
+
+
+@pytest.mark.parametrize(
+    ("words", "first"), [("SPN", "defenses"), ("own data", "tutorial-data"), ("re-identified", "levels")]
+)
+def test_a_search_finds_a_word_where_it_is_explained(tab, words, first):
+    page, address, _ = tab
+    page.set_viewport_size({"width": 1400, "height": 900})
+    page.goto(f"{address}/index.html")
+    page.keyboard.press("/")
+    page.fill("input.md-search__input", words)
+    link = page.locator(".md-search-result__item a").first
+    link.wait_for(state="attached")
+    assert f"/{first}.html" in link.get_attribute("href")

@@ -1,4 +1,4 @@
-"""Commands on folders of records and archives: `leaderboard`, `pack`, `verify`, `claims`, `compare`, `baseline`."""
+"""Commands on folders of records and archives, from `leaderboard` and `view` to `compare` and `baseline`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from ppbench.base.errors import Exit, UsageError
 
-# -- ppbench leaderboard, pack, verify and claims --
+# -- ppbench leaderboard, view, pack, verify and claims --
 
 
 def leaderboard(
@@ -76,6 +76,36 @@ def _summarized(folder: Path, out: Path | None, target: Path) -> None:
     typer.echo(str(target))
     if board.problems:
         raise typer.Exit(Exit.FOUND)
+
+
+def view_page(
+    folder: Annotated[Path, typer.Argument(help="A folder of results, or an archive of one.")] = Path(
+        "ppbench-results"
+    ),
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of 127.0.0.1; a free one by default.")
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address alone.")] = False,
+) -> None:
+    """Show the page of FOLDER in the browser, from a server on this machine that ends with Ctrl-C.
+
+    Nothing is written. The page is drawn from the records again when they have changed, so reloading it follows a
+    running sweep. Only this machine reaches the address, but every user of it does.
+    """
+    import webbrowser
+    from threading import Thread
+
+    from ppbench.claims.check import PAPER_CLAIMS
+    from ppbench.report.page.live_page import LivePage, PageServer
+
+    server = PageServer(LivePage(folder, PAPER_CLAIMS), port or 0)
+
+    def announce() -> None:
+        typer.echo(f"{server.address} shows {folder}; Ctrl-C ends it.")
+        if not no_browser:  # in a thread: a browser in the terminal returns only when it is closed
+            Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
+
+    server.run(announce)
 
 
 def pack(

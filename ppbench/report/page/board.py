@@ -115,7 +115,7 @@ def rebuild(store: Store, claims: PaperClaims) -> Written:
 
 def _write(store: Store, records: Sequence[Record], problems: list[str], claims: PaperClaims) -> Written:
     # Drawing takes a second to import, which a run that finds its board up to date need not wait for.
-    from ppbench.report.page.drawings import write_figures
+    from ppbench.report.page.html import write_figures
 
     records = frame_of(records)
     page = page_of(store, records, problems, claims)
