@@ -28,14 +28,17 @@ if TYPE_CHECKING:
     from ppbench.federation.evidence import Evidence
     from ppbench.federation.view import View
     from ppbench.ledger.transcript import load_transcript
+    from ppbench.report.page.finished_model import AuditedModel
     from ppbench.report.tidy import load
     from ppbench.run.evaluation import evaluate
     from ppbench.run.inversion_result import Inverted
     from ppbench.run.invert import invert
     from ppbench.run.loop import federate, load_attack, load_defense, probe
+    from ppbench.run.model_audit import audit
 
 __all__ = [
     "Attack",
+    "AuditedModel",
     "Challenge",
     "Defense",
     "Evidence",
@@ -43,6 +46,7 @@ __all__ = [
     "Inverted",
     "View",
     "__version__",
+    "audit",
     "evaluate",
     "federate",
     "invert",
@@ -67,6 +71,8 @@ _HOME = {
     "load_transcript": "ppbench.ledger.transcript",
     "Inverted": "ppbench.run.inversion_result",
     "invert": "ppbench.run.invert",
+    "AuditedModel": "ppbench.report.page.finished_model",
+    "audit": "ppbench.run.model_audit",
     "federate": "ppbench.run.loop",
     "load_attack": "ppbench.run.loop",
     "load_defense": "ppbench.run.loop",

@@ -110,7 +110,7 @@ def test_every_command_that_people_are_told_to_type_is_one():
 def test_what_commands_name_is_there():
     """Values of --defense, --attack, --only and names of suites exist, or are those of a page's own example."""
     own = {"rounding", "unrounding", "sign_sgd", "row_ratio", "value_search", "my_defense"}
-    own |= {"ours:Net", "torchvision.models:resnet18"}  # by address
+    own |= {"ours:Net", "my_code:network", "torchvision.models:resnet18"}  # by address
     known = {group: {*plugins(group), *own} for group in ("defenses", "attacks", "models")}
     known["attacks"] |= {"standard", "all"}
     options = {"--defense": "defenses", "--add": "defenses", "--attack": "attacks", "--model": "models"}

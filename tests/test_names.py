@@ -18,7 +18,7 @@ REASONS = {
         *("extraction", "labels", "membership", "recognition", "tracing"),
     },
     "a command, and the function that it calls": {
-        *("accept", "baseline", "compare", "evaluate", "publish", "score", "sweep", "verify"),
+        *("accept", "audit", "baseline", "compare", "evaluate", "publish", "score", "sweep", "verify"),
     },
     "a figure, and the function whose result it draws": {"worst_case"},
     "what a user's word opens: a data set (entry points), or results (`ppbench.load`)": {"load"},

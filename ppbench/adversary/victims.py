@@ -227,12 +227,33 @@ def choose_candidates(
     if not others or len(shards) < curious.fewest:
         raise UsageError(f"Membership needs the records of other clients; use at least {curious.fewest} clients.")
     known = _joined([shards[c] for c in others])
-    x, y = known.x.cpu(), known.y.cpu()
-    n = min(count, len(x), len(test.x)) // 2 * 2
-    order = torch.randperm(2 * n, generator=seeds.generator("candidates", "order"))  # the order must reveal nothing
-    inside = torch.randperm(len(x), generator=seeds.generator("candidates", "member"))[:n]
-    outside = torch.randperm(len(test.x), generator=seeds.generator("candidates", "other"))[:n]
-    return _mixed(Data(x[inside], y[inside]), Data(test.x[outside], test.y[outside]), order)
+    return draw_places(len(known.x), len(test.x), count, seeds).candidates(known, test)
+
+
+@dataclass(frozen=True)
+class CandidatePlaces:
+    """Which records become candidates: places of n members and of n others, and the order [2n] of both together."""
+
+    inside: Tensor
+    outside: Tensor
+    order: Tensor
+
+    def candidates(self, members: Data, others: Data) -> Candidates:
+        """Return the records at these places as candidates, on the CPU."""
+        x, y = members.x.cpu(), members.y.cpu()
+        return _mixed(
+            Data(x[self.inside], y[self.inside]), Data(others.x[self.outside], others.y[self.outside]), self.order
+        )
+
+
+def draw_places(members: int, others: int, count: int, seeds: Seeds) -> CandidatePlaces:
+    """Draw up to `count` of so many members, an even number, and as many of so many others."""
+    n = min(count, members, others) // 2 * 2
+    return CandidatePlaces(
+        inside=torch.randperm(members, generator=seeds.generator("candidates", "member"))[:n],
+        outside=torch.randperm(others, generator=seeds.generator("candidates", "other"))[:n],
+        order=torch.randperm(2 * n, generator=seeds.generator("candidates", "order")),  # it must reveal nothing
+    )
 
 
 def beside(victims: Victims, test: Data, seeds: Seeds) -> Candidates:

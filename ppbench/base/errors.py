@@ -176,13 +176,13 @@ class Exit(IntEnum):
 
 MEANINGS: Mapping[Exit, str] = {
     Exit.OK: "everything requested is there and complete, and nothing contradicts it",
-    Exit.FOUND: "something was found: a regression (`compare`); what differs (`verify`); what does not hold "
-    "(`submit`); records that cannot be read (`leaderboard`); "
+    Exit.FOUND: "something was found: a regression (`compare`); more than a limit allows (`audit`); what differs "
+    "(`verify`); what does not hold (`submit`); records that cannot be read (`leaderboard`); "
     "cells that failed, or a defense of which no cell is complete (`evaluate`, `sweep`)",
     Exit.USAGE: "input that cannot be used, also a broken plugin that was named, a broken installation, or a "
     "machine without memory, files or processes for it; one sentence says what is right",
-    Exit.CONTROLS: "a control failed, changed or did not run, or nothing could have been found: conclude nothing; it "
-    "goes before 1",
+    Exit.CONTROLS: "a control failed, changed or did not run, nothing could have been found, or a limit is undecided "
+    "(`audit`): conclude nothing; a control goes before 1",
     Exit.MISSING: "rows of the baseline are missing (`compare`)",
     Exit.INTERNAL: "an error of ppbench's own; the sentence names the file with the traceback",
     Exit.HANGUP: "SIGHUP: the terminal went away",

@@ -23,7 +23,7 @@ from ppbench.base.machine import of_machine
 from ppbench.base.version import __version__
 from ppbench.commands.ledger import ledger, publish, score, submit
 from ppbench.commands.results import baseline, claims, compare, leaderboard, pack, verify, view_page
-from ppbench.commands.running import evaluate, sweep
+from ppbench.commands.running import audit, evaluate, sweep
 
 # -- Checks of all words of a command line, before any of them is parsed --
 
@@ -131,7 +131,7 @@ def _list_startup_code() -> None:
         typer.echo(f"  {line}")
 
 
-for command in (evaluate, sweep, leaderboard, verify, pack, compare, claims, publish, score, ledger, submit):
+for command in (evaluate, sweep, audit, leaderboard, verify, pack, compare, claims, publish, score, ledger, submit):
     app.command()(command)
 app.command("view")(view_page)
 app.add_typer(baseline, name="baseline")

@@ -120,6 +120,74 @@ def _signature() -> inspect.Signature:
 evaluate.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
+# -- ppbench audit: a model that is already trained --
+
+ModelAddress = Annotated[str, typer.Option(help="The function that makes the network, as my_code:network.")]
+FinishedWeights = Annotated[Path, typer.Option(help="Its weights: FILE.safetensors, or a state dict of torch.")]
+SET_WORDS = "a folder of class folders, FILE.safetensors (x, y), FILE.parquet, FILE.csv, hf:FOLDER, or MODULE:FUNCTION"
+MembersOption = Annotated[str, typer.Option(help=f"What it was trained on, or a part: {SET_WORDS}.")]
+NonmembersOption = Annotated[str, typer.Option(help="The same from the same source, but not trained on.")]
+TrainOption = Annotated[
+    str | None, typer.Option(help="Function of x, y (and seed) that trains such a network: adds LiRA and RMIA.")
+]
+ReferencesOption = Annotated[int | None, typer.Option(help="Models trained by --train, even; 16 by default.")]
+MaxAsr = Annotated[float | None, typer.Option(help="Limit on the share of right decisions; guessing is 0.5.")]
+MaxTpr = Annotated[float | None, typer.Option(help="Limit on the share of members found at an FPR of 1 %.")]
+CandidatesOption = Annotated[int, typer.Option(help="Members, and as many others, that are attacked, at most.")]
+OutputOption = Annotated[str | None, typer.Option(help="Key, index or attribute of the logits in what it answers.")]
+
+
+def audit(
+    *,
+    model: ModelAddress,
+    weights: FinishedWeights,
+    members: MembersOption,
+    nonmembers: NonmembersOption,
+    train: TrainOption = None,
+    references: ReferencesOption = None,
+    max_asr: MaxAsr = None,
+    max_tpr: MaxTpr = None,
+    candidates: CandidatesOption = 5000,
+    output: OutputOption = None,
+    seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder of the report, figures and scores.")] = Path("ppbench-audit"),
+) -> None:
+    """Audit a model that is already trained: can members of its training data be recognized? One page of HTML to print.
+
+    Example: ppbench audit --model my_code:network --weights net.safetensors --members data/train --nonmembers data/test
+    --max-asr 0.6
+
+    Exit code 0: within the limits, or none was given; 1: beyond a limit, its whole interval; 2: input that cannot be
+    used; 3: nothing can be concluded: a control failed, or a limit lies inside an interval, as of few examples.
+    """
+    from ppbench.commands.terminal import audited_report
+    from ppbench.run.config import resolve_device
+    from ppbench.run.model_audit import AuditOrder, audit_files, limits_of, training_function
+
+    _check_free(out)
+    function = None if train is None else training_function(train)
+    part = int(output) if output is not None and output.isdecimal() else output
+    limits, where = limits_of(max_asr, max_tpr), resolve_device(device)
+    order = AuditOrder(function, references, limits, candidates, part, seed, where, _say_step)
+    result = audit_files(model, weights, members, nonmembers, order)
+    audited_report(result, result.save(out))
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+def _check_free(out: Path) -> None:
+    """Raise UsageError, before what may take hours, if something else than a folder is at `out`."""
+    from ppbench.base.files import kind_of
+
+    if kind_of(out) not in (None, "folder"):
+        raise UsageError(f"--out {out} is no folder; give one, or a name that is free.")
+
+
+def _say_step(line: str) -> None:
+    typer.echo(f"{line} ...", err=True)
+
+
 # -- ppbench sweep --
 
 SuiteArgument = Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -25,6 +26,7 @@ from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import leaks_of
 from ppbench.report.page.boards import ranks_of
+from ppbench.report.page.finished_model import SHOWN_SPECS, AuditedModel, figure_words
 from ppbench.report.page.headline import Answer, answer_of, preliminary_words
 from ppbench.report.page.overview import Overview, choices_of, control_words
 from ppbench.report.page.trust import Trust
@@ -458,3 +460,25 @@ def _rebuilt(records: Frame) -> str:
     top = worst_of((row.worst(metric) for row in inputs.by(ROW).values()), metric)
     figure = value(top, metric)
     return "" if top is None or figure is None else f"{modality_of(top.config).brief(figure)} {escape(top.name)}"
+
+
+# -- the audit of a finished model -------------------------------------------------------------------------------------
+def audited_report(audited: AuditedModel, paths: Sequence[Path]) -> None:
+    """Print the verdict of an audit, its controls, a table of its attacks, and where its files are."""
+    screen = console()
+    style = {0: "bold green" if not audited.is_found or audited.limits else "bold yellow", 1: "bold red"}
+    screen.print(f"[{style.get(audited.exit_code, 'bold yellow')}]{escape(audited.verdict)}[/]", highlight=False)
+    if audited.remark:
+        screen.print(escape(audited.remark), highlight=False)
+    table = plain_table(["attack", *(spec.title for spec in SHOWN_SPECS)])
+    for attack in audited.attacks:
+        table.add_row(escape(attack.name), *(figure_words(spec, attack.metric(spec.name)) for spec in SHOWN_SPECS))
+    screen.print(table)
+    reasons = {m.name: m.reason for attack in audited.attacks for m in attack.metrics if m.value is None}
+    for spec in SHOWN_SPECS:
+        if spec.name in reasons:
+            screen.print(escape(f"{spec.title} is not measured: {reasons[spec.name]}."), highlight=False)
+    for check in audited.checks:
+        screen.print(escape(f"control {'holds' if check.ok else 'FAILS'}: {check.sentence}"), highlight=False)
+    for path in paths:
+        screen.print(escape(str(path)), highlight=False, soft_wrap=True)

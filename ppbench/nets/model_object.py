@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.tensor_files import named_tensors
 from ppbench.base.vision import importable
 from ppbench.nets import modes, user_model
 from ppbench.nets.classifier import Classifier, OutputName, Unfit, UserNetwork, named_part, with_output
@@ -71,6 +74,50 @@ def held_network(
     names = {names_here[n]: n for n, value in module.named_parameters() if value.requires_grad}
     sums = answer.float().exp().sum(-1) if isinstance(answer, Tensor) and spec.classes > 1 else torch.zeros(1)
     return HeldNetwork(spec, names, torch.allclose(sums, torch.ones_like(sums), atol=1e-4), flat)
+
+
+PREFIXES = ("module.", "_orig_mod.")
+"""What torch's wrappers (parallel, compiled) put before the names of weights."""
+
+
+def module_with_weights(
+    name: str, factory: Callable[..., Any], weights: Path, shape: tuple[int, ...], classes: int
+) -> nn.Module:
+    """Return the network that a user's function makes, with the weights of a file; name: of the function, for errors.
+
+    factory: called with those of classes, num_classes, shape, in_channels and the like that it accepts. weights: a
+    .safetensors file or a state dict of torch, read without running code. UsageError: they do not fit.
+    """
+    made = importable(lambda: factory(**user_model.factory_arguments(factory, shape, classes)))
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"The model {shown(name)} gave {shown(made, 60)}; it must give an nn.Module.")
+    state = _state_of(weights)
+    expected = made.state_dict()
+    if missing := [key for key in expected if key not in state]:
+        more = [key for key in state if key not in expected]
+        beside = f", and has {more[0]!r} instead" if more else ""
+        raise UsageError(f"{weights} lacks the tensor {missing[0]!r} of the model {shown(name)}{beside}.")
+    if more := [key for key in state if key not in expected]:
+        raise UsageError(f"{weights} has the tensor {more[0]!r}, which the model {shown(name)} does not have.")
+    for key, value in expected.items():
+        if value.shape != state[key].shape:
+            shapes = f"{tuple(state[key].shape)} in {weights} and {tuple(value.shape)} in the model {shown(name)}"
+            raise UsageError(f"The tensor {key!r} is {shapes}; give the weights of this network.")
+    made.load_state_dict(dict(state))
+    return made
+
+
+def _state_of(weights: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by the names that a network without wrappers has."""
+    state = named_tensors(weights)
+    inner = state.get("state_dict", state.get("model_state_dict", state))
+    tensors = {key: value for key, value in inner.items() if isinstance(value, Tensor)} if inner else {}
+    if not tensors or len(tensors) < len(inner):
+        raise UsageError(f"{weights} holds other things than tensors by name; save model.state_dict() alone.")
+    for prefix in PREFIXES:
+        if all(key.startswith(prefix) for key in tensors):
+            tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
+    return tensors
 
 
 def _is_flat(module: nn.Module, x: Tensor, output: OutputName | None) -> bool:

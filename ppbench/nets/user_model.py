@@ -60,7 +60,7 @@ def build_user_network(
                 raise Unfit(f"{option} must be {' or '.join(known)}, not {shown(value)}")
         if isinstance(factory, nn.Module):
             raise Unfit("it is a network itself; name its class, or a function that returns it")
-        arguments = {**_arguments(factory, shape, classes), **remaining}
+        arguments = {**factory_arguments(factory, shape, classes), **remaining}
         module = importable(lambda: factory(**arguments))
         if isinstance(module, Classifier):
             return module
@@ -155,7 +155,7 @@ def _check_precision(module: nn.Module, x: Tensor) -> None:
         )
 
 
-def _arguments(factory: Callable[..., Any], shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+def factory_arguments(factory: Callable[..., Any], shape: tuple[int, ...], classes: int) -> dict[str, Any]:
     """Return the arguments that a factory accepts by name; num_classes if it has only **kwargs."""
     parameters = inspect.signature(factory).parameters
     arguments: dict[str, Any] = {}

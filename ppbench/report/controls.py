@@ -88,8 +88,12 @@ def widened(metric: Metric | None, cells: int) -> tuple[float, float] | None:
 
 def above_chance(record: Figured | None, name: str, cells: int = 1) -> bool:
     """Return whether a metric lies above its chance level, as the largest of `cells` figures."""
-    metric = record.metric(name) if record is not None else None
-    ends = widened(metric, cells)
+    return exceeds_chance(record.metric(name) if record is not None else None, cells)
+
+
+def exceeds_chance(metric: Metric | None, figures: int = 1) -> bool:
+    """Return whether a figure lies above its chance level, as the largest of so many `figures`."""
+    ends = widened(metric, figures)
     return metric is not None and ends is not None and metric.chance is not None and ends[0] > metric.chance
 
 

@@ -136,6 +136,28 @@ def _class_names(parents: list[Path]) -> list[str]:
 
 
 def _read(parent: Path, classes: list[str]) -> Part:
+    paths, labels = _labelled_files(parent, classes)
+    arrays = [decode_image(path, str(path)) for path in paths]
+    return stack_images(arrays, [str(path) for path in paths]), torch.tensor(labels)
+
+
+def read_class_folders(folders: Sequence[Path]) -> tuple[list[Part], list[list[Path]], list[str]]:
+    """Return images and labels of each of `folders`, of FOLDER/CLASS/*, their files, and the names of the classes.
+
+    Classes are numbered in the order of their names, over all folders together. Images have their own size. Raises
+    UsageError as `load`.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder; give one with one folder of images per class.")
+    classes = _class_names(list(folders))
+    files = [_labelled_files(folder, classes)[0] for folder in folders]
+    x, y = zip(*(_read(folder, classes) for folder in folders), strict=True)
+    return list(zip(join_images(x, [str(folder) for folder in folders]), y, strict=True)), files, classes
+
+
+def _labelled_files(parent: Path, classes: list[str]) -> tuple[list[Path], list[int]]:
+    """Return the image files in the class folders of `parent`, and the number of each one's class."""
     paths: list[Path] = []
     labels: list[int] = []
     for folder in _folders(parent):
@@ -151,8 +173,7 @@ def _read(parent: Path, classes: list[str]) -> Part:
             raise UsageError(f"The class folder {folder} has no image ({', '.join(SUFFIXES)}); fill or remove it.")
         paths += images
         labels += [classes.index(folder.name)] * len(images)
-    arrays = [decode_image(path, str(path)) for path in paths]
-    return stack_images(arrays, [str(path) for path in paths]), torch.tensor(labels)
+    return paths, labels
 
 
 # -- Images and their masks, in two folders --

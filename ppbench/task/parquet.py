@@ -44,14 +44,14 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     path = existing("parquet", argument)
     name = f"parquet:{path.resolve().name}"
     if path.is_file():
-        x, y = _shard(path, root)
+        x, y = read_shard(path, root)
         classes = classes_of(str(path), y)
         train, test = hold_out(y, 5, seed)
         note = _note(name, [path], y[train], y, classes)
         return image_dataset(name, (x[train], y[train]), (x[test], y[test]), classes, notes=note)
     shards = _shards(path)
     files = shards["train"] + shards["test"]
-    parts = [_shard(file, root) for file in files]
+    parts = [read_shard(file, root) for file in files]
     images = join_images([x for x, _ in parts], [str(file) for file in files])
     labels = [y for _, y in parts]
     classes = classes_of(str(path), torch.cat(labels))
@@ -90,7 +90,8 @@ def _shards(folder: Path) -> dict[str, list[Path]]:
     )
 
 
-def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
+def read_shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
+    """Return the images uint8 [N, C, H, W] and labels int64 [N] of one file, row by row; UsageError as `load`."""
     cache = root / "parquet" / f"{_cache_key(path)}.safetensors"
     if kind_of(cache) == "file":
         try:

@@ -14,6 +14,7 @@ from ppbench.base.errors import UsageError, listed, shown, unknown
 from ppbench.federation.plan import Columns
 from ppbench.task.csv_rows import CsvOptions, csv_frame, named_columns, options_of
 from ppbench.task.dataset import Dataset, Split, existing
+from ppbench.task.image_data import Part
 from ppbench.task.numerals import MANY_TEXTS, doubt, option
 from ppbench.task.partition import strata, three_way
 
@@ -106,6 +107,35 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     if target not in frame.columns:
         raise unknown("column", target, [str(column) for column in frame.columns])
     return _dataset(typed_columns(frame, options, path), target, options, seed, path)
+
+
+def read_two_tables(arguments: tuple[str, str]) -> tuple[list[Part], list[pd.DataFrame], list[str]]:
+    """Return features and labels of two CSV files, encoded as one table, their rows, and the classes in words.
+
+    arguments: as of `load`, without split; the options of the first hold for both. Numbers are standardized by the
+    rows of the first file, and its categories are those that have a feature. Raises UsageError as `load`.
+    """
+    options = options_of(arguments[0].partition("?")[2])
+    paths = [existing("csv", argument.partition("?")[0]) for argument in arguments]
+    if options.task == "regression":
+        raise UsageError(f"{paths[0]} has numbers for targets (task=regression); the target must be a class.")
+    frames = [csv_frame(path, options) for path in paths]
+    if list(frames[0].columns) != list(frames[1].columns):
+        raise UsageError(f"{paths[0]} and {paths[1]} have other columns; they must be the same, in one order.")
+    import pandas as pd
+
+    target = frames[0].columns[-1] if options.target is None else options.target
+    if target not in frames[0].columns:
+        raise unknown("column", target, [str(column) for column in frames[0].columns])
+    whole = typed_columns(pd.concat(frames, keys=(0, 1)), options, paths[0])
+    table = _complete(whole, target, options, paths[0])
+    labels, _ = _labels(table[target], paths[0])
+    inputs, source = table.drop(columns=[target]), np.asarray(table.index.get_level_values(0))
+    _check_columns(inputs, paths[0])
+    first, second = np.flatnonzero(source == 0), np.flatnonzero(source == 1)
+    x, x_other, _ = _encode(inputs, first, second, paths[0])
+    parts = [(x, labels[torch.from_numpy(first)]), (x_other, labels[torch.from_numpy(second)])]
+    return parts, [table.xs(part, level=0) for part in (0, 1)], [str(value) for value in np.unique(table[target])]
 
 
 def _dataset(table: pd.DataFrame, target: str, options: CsvOptions, seed: int, path: Path) -> Dataset:

@@ -203,11 +203,20 @@ def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
     """Return `Population.keep`; `code` [Q] int64 numbers the families, 0 being average records."""
     generator = seeds.generator("keep")
     coins = torch.randint(0, 2, (len(code),), generator=generator) == 1
-    rows = [torch.where(code == 0, random_half(code, generator), coins)]
-    for pair in range(references // 2):
-        row = random_half(code, seeds.generator("keep", pair))
-        rows += [row, ~row]
-    return torch.stack(rows)
+    return torch.cat(
+        [torch.where(code == 0, random_half(code, generator), coins)[None], _pairs(code, references, seeds)]
+    )
+
+
+def reference_halves(count: int, references: int, seeds: Seeds) -> Tensor:
+    """Return which of `count` candidates each reference run is trained on, [R, count] bool: pairs of complements."""
+    return _pairs(torch.zeros(count, dtype=torch.int64), references, seeds)
+
+
+def _pairs(code: Tensor, references: int, seeds: Seeds) -> Tensor:
+    """Return `references` rows [R, Q] bool, random halves of each group of `code` [Q], each beside its complement."""
+    rows = [random_half(code, seeds.generator("keep", pair)) for pair in range(references // 2)]
+    return torch.stack([part for row in rows for part in (row, ~row)]) if rows else torch.zeros(0, len(code)).bool()
 
 
 def _draw_candidates(task: Task, candidates: int, seeds: Seeds) -> tuple[dict[int, Data], dict[int, Data]]:
