@@ -46,7 +46,7 @@ from ppbench.adversary.replay import explained_by, replay_refusal
 from ppbench.base.device import computing
 from ppbench.base.errors import first_of
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, Tree, leaves, norm
+from ppbench.base.tree import Params, Tree, leaves, norm, tree_digest, tree_map
 from ppbench.federation.drive import Straight, Work, client_map, compute_all, run_together
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Data, Noise, Plan
@@ -204,7 +204,7 @@ class Cohort:
     def recorded(self, work: Work) -> Mapping[int, Tree]:
         """ClientCompute, and keep the results for `repeated`."""
         self.work.append(computed(work))
-        return self.work[-1]
+        return {client: tree_map(torch.clone, result) for client, result in self.work[-1].items()}
 
     def repeated(self, work: Work) -> Mapping[int, Tree]:
         """Return the next results of `recorded`, once each: updates are equal, whatever the examples."""
@@ -226,6 +226,24 @@ class Cohort:
 def computed(work: Work) -> Mapping[int, Tree]:
     """Return what the clients compute."""
     return compute_all({0: work})[0]
+
+
+@dataclass(frozen=True)
+class ComputedOnce:
+    """ClientCompute that computes equal work of a client once: by contract the result follows from the work alone.
+
+    Clients get copies, as their code may write into them.
+    """
+
+    results: dict[tuple[int, bytes], Tree] = field(default_factory=dict)
+
+    def __call__(self, work: Work) -> Mapping[int, Tree]:
+        """Return what the clients compute."""
+        keys = {client: (client, tree_digest(job)) for client, job in work.jobs.items()}
+        fresh = {client: job for client, job in work.jobs.items() if keys[client] not in self.results}
+        for client, result in computed(replace(work, jobs=fresh)).items():
+            self.results[keys[client]] = result
+        return {client: tree_map(torch.clone, self.results[key]) for client, key in keys.items()}
 
 
 def prescribed_results(updates: Sequence[Params], work: Work) -> Mapping[int, Tree]:
@@ -526,7 +544,8 @@ def _of_sums(cohort: Cohort) -> list[Channel]:
         for examples, updates, draws in worlds:
             chosen = [*itertools.islice(numbers, draws)]
             made = cohort.prescribed(examples, chosen, updates, tape=True) if cohort.size > FEW_EXAMPLES else None
-            runs.append(made or [cohort.world(examples, number, computed, tape=True) for number in chosen])
+            once = ComputedOnce()  # for each world: a client's work is the same whatever the others draw
+            runs.append(made or [cohort.world(examples, number, once, tape=True) for number in chosen])
         return runs
 
     runs = series(1)
