@@ -218,7 +218,8 @@ class Cohort:
         options: of `world`.
         """
         try:
-            return [self.world(data, number, partial(prescribed_results, updates), **options) for number in numbers]
+            once = ComputedOnce(partial(prescribed_results, updates))
+            return [self.world(data, number, once, **options) for number in numbers]
         except Exception:  # noqa: BLE001 - any code may fail on a loss that it does not expect
             return None
 
@@ -232,18 +233,21 @@ def computed(work: Work) -> Mapping[int, Tree]:
 class ComputedOnce:
     """ClientCompute that computes equal work of a client once: by contract the result follows from the work alone.
 
-    Clients get copies, as their code may write into them.
+    Of one world with several draws, the first draw's results are kept. Clients get copies: their code may write there.
     """
 
+    compute: ClientCompute
     results: dict[tuple[int, bytes], Tree] = field(default_factory=dict)
 
     def __call__(self, work: Work) -> Mapping[int, Tree]:
         """Return what the clients compute."""
         keys = {client: (client, tree_digest(job)) for client, job in work.jobs.items()}
         fresh = {client: job for client, job in work.jobs.items() if keys[client] not in self.results}
-        for client, result in computed(replace(work, jobs=fresh)).items():
-            self.results[keys[client]] = result
-        return {client: tree_map(torch.clone, self.results[key]) for client, key in keys.items()}
+        made = self.compute(replace(work, jobs=fresh))
+        if len(self.results) < MORE_ROUNDS * CLIENTS:
+            self.results.update({keys[client]: result for client, result in made.items()})
+        every = {c: made[c] if c in made else self.results[key] for c, key in keys.items()}
+        return {client: tree_map(torch.clone, result) for client, result in every.items()}
 
 
 def prescribed_results(updates: Sequence[Params], work: Work) -> Mapping[int, Tree]:
@@ -544,7 +548,7 @@ def _of_sums(cohort: Cohort) -> list[Channel]:
         for examples, updates, draws in worlds:
             chosen = [*itertools.islice(numbers, draws)]
             made = cohort.prescribed(examples, chosen, updates, tape=True) if cohort.size > FEW_EXAMPLES else None
-            once = ComputedOnce()  # for each world: a client's work is the same whatever the others draw
+            once = ComputedOnce(computed)
             runs.append(made or [cohort.world(examples, number, once, tape=True) for number in chosen])
         return runs
 
