@@ -4,12 +4,14 @@ import re
 from functools import lru_cache
 
 import pytest
+import torch
 from daily import all_but_nightly
 from lies.ppbench_channels import (
     NOISE_LIES,
     REPLAY_LIES,
     SUM_LIES,
     TWINS,
+    Behaved,
     BesideImages,
     BytePads,
     Escrow,
@@ -18,11 +20,13 @@ from lies.ppbench_channels import (
     Resent,
     ShyNoise,
     TiledNoise,
+    keyed,
 )
 
 from ppbench.adversary.replay import replayed_evidence
 from ppbench.adversary.two_worlds import world_flags, world_report
 from ppbench.base.registry import load_plugin, plugins
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.tree import norm
 from ppbench.federation.contract import plain_evidence
 from ppbench.federation.view import View
@@ -105,6 +109,40 @@ def test_an_honest_twin_is_not_accused(twin, seed):
 def test_ours_are_not_accused(name):
     outcome = report(load_plugin("defenses", name)())
     assert not outcome.channels and not outcome.refusal
+
+
+def uploaded(defense):
+    """Return what each client uploads [C, P] in a probe of the small federation."""
+    run = DefenseTrial(defense).federate()
+    evidence = plain_evidence(run.probe(scene_victims(run, batch=1).data).view("server/1"))
+    first = {e.unit[0].client: e.observed for e in reversed(evidence)}
+    return torch.stack([torch.cat([value.flatten() for value in first[c].values()]) for c in sorted(first)])
+
+
+def tile_off(uploads):
+    """Return uploads without what they repeat every hundred numbers."""
+    tiles = torch.stack([torch.cat([u, u.new_full((-len(u) % 100,), torch.nan)]) for u in uploads])
+    repeated = tiles.view(len(uploads), -1, 100).nanmedian(1).values
+    return uploads - repeated.repeat(1, tiles.shape[1] // 100)[:, : uploads.shape[1]]
+
+
+def public_pad_off(uploads):
+    pads = [0.1 * torch.randn(uploads.shape[1], generator=keyed(client, 1)) for client in range(len(uploads))]
+    return uploads - torch.stack(pads)
+
+
+@pytest.mark.parametrize(("lie", "noise_off"), [(TiledNoise, tile_off), (Behaved, public_pad_off)])
+def test_breaking_a_setting_without_its_randomness_would_vouch_for_a_lie(lie, noise_off, monkeypatch):
+    """Why `Knowledge.vouches` takes no such proof. Bare uploads are undefended, noisy ones withstand who believes the
+    law, and fall to who does not; the law's likelihood is not deceived."""
+    updates, noisy = uploaded(load_plugin("defenses", "none")()), uploaded(lie())
+    with monkeypatch.context() as patch:
+        patch.setattr(SecretDraws, "normal", lambda self, shape, dtype=torch.float32: torch.zeros(shape, dtype=dtype))
+        assert torch.equal(uploaded(lie()), updates)
+    hidden, shown = ((uploads - updates).norm() for uploads in (noisy, noise_off(noisy)))
+    assert hidden > updates.norm() and shown < 0.1 * hidden
+    outcome = report(lie())
+    assert outcome.explained is not True or outcome.channels
 
 
 def test_a_replay_is_the_run_in_its_dtype():

@@ -176,30 +176,50 @@ def secrets_in(letters: Sequence[Mapping[MessagePart, Tensor]], states: Sequence
     """
     clients = range(len(states[0]))
     every = [zip(*(tensors_of(run[client]) for run in states), strict=True) for client in clients]
-    known = [{move for leaf in own for move in _moves(leaf).tolist()} for own in every]
+    known = [_KnownMoves.of([_moves(leaf) for leaf in own]) for own in every]
     names = []
     for name in letters[0]:
         values = [value for run in letters if (value := run.get(name)) is not None]
         own = known[name.client]
-        if own and len(values) == len(letters):
-            secret = np.fromiter(sorted(own), np.int64, len(own))
-            if max(_shared(secret, some) for some in (values, *_halves(values))) >= min(ESCROWED, len(own)):
-                names.append(name)
+        if not len(own.hashes) or len(values) < len(letters):
+            continue
+        if max(own.shared(some) for some in (values, *_halves(values))) >= min(ESCROWED, len(own.hashes)):
+            names.append(name)
     return names
 
 
-def _shared(secret: NDArray[np.int64], values: Sequence[Tensor]) -> int:
-    """Return how many of sorted hashes are among those of `_moves` of values."""
-    sent = _moves(values)
-    possible = np.zeros(HASH_TABLE, dtype=bool)
-    possible[secret & (HASH_TABLE - 1)] = True
-    sent = sent[possible[sent & (HASH_TABLE - 1)]]  # nearly all are none: a table says so sooner than a search
-    near = secret[np.searchsorted(secret, sent).clip(max=len(secret) - 1)]
-    return len({*sent[near == sent].tolist()})
+@dataclass(frozen=True)
+class _KnownMoves:
+    """Hashes by `_moves` of a client's secrets, ascending. possible: whether a hash with these bits (`_bits`) is known.
+
+    Nearly all numbers of a message are no secrets: the table says so sooner than a search.
+    """
+
+    hashes: NDArray[np.int64]
+    possible: NDArray[np.bool_]
+
+    @staticmethod
+    def of(parts: Sequence[NDArray[np.int64]]) -> _KnownMoves:
+        """Return the hashes of some tensors."""
+        hashes = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
+        possible = np.zeros(HASH_TABLE, dtype=bool)
+        possible[_bits(hashes)] = True
+        return _KnownMoves(hashes, possible)
+
+    def shared(self, values: Sequence[Tensor]) -> int:
+        """Return how many of the hashes are among those of `values`, a part of a message in each run."""
+        sent = _moves(values, self)
+        near = self.hashes[np.searchsorted(self.hashes, sent).clip(max=len(self.hashes) - 1)]
+        return len({*sent[near == sent].tolist()})
+
+
+def _bits(hashes: NDArray[Any]) -> NDArray[Any]:
+    """Return the bits of hashes by which `_KnownMoves` looks them up: of a byte's, its moves in the next three runs."""
+    return np.asarray(hashes >> 8 & (HASH_TABLE - 1))
 
 
 HASH_TABLE = 2**22
-"""Entries of a table by the low bits of hashes: 4 MB, in which few of a client's secrets meet."""
+"""Entries of a table by some bits of hashes: 4 MB, in which few of a client's secrets meet."""
 
 
 def _halves(values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -217,27 +237,47 @@ MOST_SEARCHED = 2**16
 """Most numbers of a part in which secrets are looked for."""
 
 
-def _moves(values: Sequence[Tensor]) -> NDArray[np.int64]:
+def _moves(values: Sequence[Tensor], known: _KnownMoves | None = None) -> NDArray[np.int64]:
     """Return a hash of how each number and each byte moves over the draws: equal where they differ by a constant.
 
-    values: a tensor's value in each run. Numbers that take few values are left out.
+    values: a tensor's value in each run. Numbers that take few values are left out, and what is certainly none of the
+    `known`.
     """
     if len({v.shape for v in values}) > 1 or not values[0].numel():
         return np.empty(0, dtype=np.int64)
     some = torch.stack([v.detach().cpu().reshape(-1)[:MOST_SEARCHED] for v in values]).contiguous()
     octets = some.view(torch.uint8).reshape(len(some), -1).numpy()
-    octets = octets[:, _varied(octets)]
-    numbers = np.nan_to_num(some.double().numpy())
-    numbers = numbers[:, _varied(numbers)]
-    steps = numbers - numbers[0]
-    steps = steps / np.abs(steps).max(0) * np.where(steps[-1] < 0, -1, 1)
-    factors = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(some))
-    hashes = [factors @ np.round(1e4 * steps).astype(np.int64)]
-    for moved in (octets ^ octets[0], octets - octets[0]):
-        words = np.zeros((moved.shape[1], 8), dtype=np.uint8)  # seven moves of a byte are their own hash
-        words[:, : len(moved)] = moved[:8].T
-        hashes.append(words.view(np.int64)[:, 0])
+    numbers = np.nan_to_num(some.double().numpy()) if some.is_floating_point() else some.double().numpy()
+    hashes = [_kept(_number_hashes(numbers), numbers, known)]
+    for move in (np.bitwise_xor, np.subtract):
+        near = octets if known is None else octets[:, known.possible[_bits(_words_of(move, octets[:4]))]]
+        hashes.append(_kept(_words_of(move, near[:8]), near, known))  # seven moves of a byte are their own hash
     return np.concatenate(hashes)
+
+
+def _kept(hashes: NDArray[np.int64], values: NDArray[Any], known: _KnownMoves | None) -> NDArray[np.int64]:
+    """Return the hashes of columns of values [runs, n] that may be known, if `known` says, and take many values."""
+    near: Any = slice(None) if known is None else np.flatnonzero(known.possible[_bits(hashes)])
+    kept: NDArray[np.int64] = hashes[near][_varied(values[:, near])]
+    return kept
+
+
+def _number_hashes(numbers: _Numbers) -> NDArray[np.int64]:
+    """Return a hash of how each column of numbers [runs, n] moves, as shares of its largest move, up to their sign."""
+    steps = numbers - numbers[0]
+    most = np.maximum(steps.max(0), -steps.min(0))
+    scales = np.copysign(1e4, steps[-1]) / np.where(most > 0, most, np.inf)
+    factors = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(numbers))
+    hashes: NDArray[np.int64] = factors @ np.rint(steps * scales).astype(np.int64)
+    return hashes
+
+
+def _words_of(move: np.ufunc, octets: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the moves of bytes [runs, n] from the first run, one after another, as words [n]."""
+    words = np.zeros(octets.shape[1], dtype=np.int64)
+    for run, row in enumerate(octets[1:], 1):
+        words |= move(row, octets[0]).astype(np.int64) << 8 * run
+    return words
 
 
 def _varied(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -260,7 +300,7 @@ FEW = 0.05
 def sampled(values: Tensor, most: int) -> Tensor:
     """Return at most `most` entries of a tensor at equal distances, flat, on the CPU, in storage of their own."""
     flat = torch.view_as_real(values.detach()).reshape(-1) if values.is_complex() else values.detach().reshape(-1)
-    return flat[:: max(1, -(-len(flat) // most))].cpu().clone()
+    return (flat if flat.numel() <= most else flat[:: -(-flat.numel() // most)]).cpu().clone()
 
 
 class Tape(TorchFunctionMode):
@@ -368,10 +408,15 @@ def _array(values: Tensor) -> NDArray[np.generic]:
 
 def steady_bits(runs: Sequence[Sequence[Tensor | None]]) -> bool:
     """Return whether more bits are fixed within two worlds' runs, and not the same in both, than by chance."""
-    if Runs.of(runs[:2] + runs[:1]) is None:  # type: ignore[operator]
+    values = [value for world in runs[:2] for value in world]
+    if any(v is None or not v.numel() or v.shape != values[0].shape for v in values):  # type: ignore[union-attr]
         return False
     one, two = ([_words(value) for value in world if value is not None] for world in runs[:2])
-    fixed = ~np.bitwise_or.reduce([w ^ world[0] for world in (one, two) for w in world])
+    moved = np.zeros_like(one[0])
+    for world in (one, two):
+        for words in world[1:]:
+            moved |= words ^ world[0]
+    fixed = ~moved
     unlike = (one[0] ^ two[0]) & fixed
     unlike = unlike[unlike != 0]  # one in a thousand words
     odd = np.unpackbits(unlike.view(np.uint8).reshape(-1, unlike.itemsize), axis=1).sum(0)

@@ -46,7 +46,7 @@ from ppbench.adversary.replay import explained_by, replay_refusal
 from ppbench.base.device import computing
 from ppbench.base.errors import first_of
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, Tree, leaves, norm
+from ppbench.base.tree import Params, Tree, leaves, norm, tree_digest, tree_map
 from ppbench.federation.drive import Straight, Work, client_map, compute_all, run_together
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Data, Noise, Plan
@@ -204,7 +204,7 @@ class Cohort:
     def recorded(self, work: Work) -> Mapping[int, Tree]:
         """ClientCompute, and keep the results for `repeated`."""
         self.work.append(computed(work))
-        return self.work[-1]
+        return {client: tree_map(torch.clone, result) for client, result in self.work[-1].items()}
 
     def repeated(self, work: Work) -> Mapping[int, Tree]:
         """Return the next results of `recorded`, once each: updates are equal, whatever the examples."""
@@ -218,7 +218,8 @@ class Cohort:
         options: of `world`.
         """
         try:
-            return [self.world(data, number, partial(prescribed_results, updates), **options) for number in numbers]
+            once = ComputedOnce(partial(prescribed_results, updates))
+            return [self.world(data, number, once, **options) for number in numbers]
         except Exception:  # noqa: BLE001 - any code may fail on a loss that it does not expect
             return None
 
@@ -226,6 +227,27 @@ class Cohort:
 def computed(work: Work) -> Mapping[int, Tree]:
     """Return what the clients compute."""
     return compute_all({0: work})[0]
+
+
+@dataclass(frozen=True)
+class ComputedOnce:
+    """ClientCompute that computes equal work of a client once: by contract the result follows from the work alone.
+
+    Of one world with several draws, the first draw's results are kept. Clients get copies: their code may write there.
+    """
+
+    compute: ClientCompute
+    results: dict[tuple[int, bytes], Tree] = field(default_factory=dict)
+
+    def __call__(self, work: Work) -> Mapping[int, Tree]:
+        """Return what the clients compute."""
+        keys = {client: (client, tree_digest(job)) for client, job in work.jobs.items()}
+        fresh = {client: job for client, job in work.jobs.items() if keys[client] not in self.results}
+        made = self.compute(replace(work, jobs=fresh))
+        if len(self.results) < MORE_ROUNDS * CLIENTS:
+            self.results.update({keys[client]: result for client, result in made.items()})
+        every = {c: made[c] if c in made else self.results[key] for c, key in keys.items()}
+        return {client: tree_map(torch.clone, result) for client, result in every.items()}
 
 
 def prescribed_results(updates: Sequence[Params], work: Work) -> Mapping[int, Tree]:
@@ -526,7 +548,8 @@ def _of_sums(cohort: Cohort) -> list[Channel]:
         for examples, updates, draws in worlds:
             chosen = [*itertools.islice(numbers, draws)]
             made = cohort.prescribed(examples, chosen, updates, tape=True) if cohort.size > FEW_EXAMPLES else None
-            runs.append(made or [cohort.world(examples, number, computed, tape=True) for number in chosen])
+            once = ComputedOnce(computed)
+            runs.append(made or [cohort.world(examples, number, once, tape=True) for number in chosen])
         return runs
 
     runs = series(1)

@@ -133,6 +133,14 @@ def structure(tree: Tree) -> object:
     return type(tree), tuple([structure(getattr(tree, name)) for name in names])
 
 
+def tree_digest(tree: Tree) -> bytes:
+    """Return SHA-256 of a tree's structure and of its tensors, bit for bit."""
+    digest = hashlib.sha256(repr(structure(tree)).encode())
+    for leaf in leaves(tree):
+        digest.update(leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.digest()
+
+
 def finite(tree: Tree) -> bool:
     """Return whether every number of `tree` is finite."""
     # If an entry is not finite, neither is the sum: one pass. A sum that only overflows needs a check of each entry.

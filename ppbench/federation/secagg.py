@@ -270,7 +270,7 @@ def zero_sum(me: PairKeys, ctx: Context, purpose: str, words: int) -> Tensor:
 def add_signed(party: int, shares: Iterable[tuple[int, Tensor]], total: Tensor) -> Tensor:
     """Add signed shares to `total`, and return it: the lower index of a pair adds its share, the other subtracts it."""
     for other, share in shares:
-        total += share if party < other else -share
+        total.add_(share, alpha=1 if party < other else -1)
     return total
 
 

@@ -415,6 +415,18 @@ class ClientPads(Noisy):
 
 
 @dataclass(frozen=True)
+class Behaved(ClientPads):
+    """Public pads, and none where the party's secret draws are constants: somebody took the randomness off."""
+
+    name: ClassVar[str] = "lie_behaved"
+
+    def pad(self, ctx: Context, result: Params, data: Data, words: int) -> Tensor:
+        """Return a public pad unless draws are all the same."""
+        draws = ctx.secret.normal((2,))
+        return super().pad(ctx, result, data, words) * float(draws[0] != draws[1])
+
+
+@dataclass(frozen=True)
 class BytePads(Noisy):
     """Pads of the bytes of the float32 weights, which the server takes off again."""
 
@@ -631,6 +643,18 @@ class Salted(Masked):
 
 
 @dataclass(frozen=True)
+class InPlace(Salted):
+    """Writes into the update that was computed, and masks what it wrote."""
+
+    name: ClassVar[str] = "in_place"
+
+    def upload(self, ctx: Context, me: Tree, result: Params) -> Tree:
+        for value in result.values():
+            value.mul_(2)
+        return super().upload(ctx, me, result)
+
+
+@dataclass(frozen=True)
 class Honest(Noisy):
     """The noise of the law."""
 
@@ -671,6 +695,7 @@ SUM_LIES = (
 )  # fmt: skip
 NOISE_LIES = (
     ClientPads,
+    Behaved,
     BytePads,
     LatePads,
     LatePadsInOrder,
@@ -682,4 +707,4 @@ NOISE_LIES = (
     OneNoise,
 )
 REPLAY_LIES = (Tagged, Unrepeatable)
-TWINS = (SecureAggregation, Salted, Honest, Resent, Momentum)
+TWINS = (SecureAggregation, Salted, InPlace, Honest, Resent, Momentum)
