@@ -197,12 +197,7 @@ def without_duplicates(members: MemberSet, others: MemberSet) -> tuple[MemberSet
     if min(len(keep), len(members.y)) < FEWEST:
         counts = f"{count_of(len(members.y), 'member')} and {count_of(len(keep), 'non-member')}"
         raise UsageError(f"There are {counts}; an audit needs {FEWEST} of each, and hundreds to say much.")
-    if not dropped:
-        return others, 0
-    index = torch.tensor(keep)
-    words = tuple(others.words[place] for place in keep) if others.words else ()
-    names = tuple(others.names[place] for place in keep)
-    return MemberSet(others.x[index], others.y[index], names, words, others.classes), dropped
+    return (others.at(torch.tensor(keep)), dropped) if dropped else (others, 0)
 
 
 def _digests(x: Tensor) -> list[bytes]:

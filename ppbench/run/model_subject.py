@@ -107,6 +107,8 @@ class AskedModel:
         """Return the subject with up to `count` candidates of each set."""
         surplus = max(len(others.y) - len(members.y), len(others.y) // APART, len(others.y) - count)
         population = min(POPULATION, surplus) if references else 0
+        if population:  # at random: files are often sorted by class
+            others = others.at(torch.randperm(len(others.y), generator=seeds.generator("population")))
         places = draw_places(len(members.y), len(others.y) - population, count, seeds)
         plan = Plan(spec, 2, Local("gradient", batch=1))
         return AskedModel(plan, moved(spec.start, device), members, others, population, places, seeds, device)

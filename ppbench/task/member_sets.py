@@ -46,6 +46,11 @@ class MemberSet:
     words: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
 
+    def at(self, places: Tensor) -> MemberSet:
+        """Return the examples at `places` int64 [n]."""
+        names, words = (tuple(some[k] for k in places.tolist()) if some else () for some in (self.names, self.words))
+        return MemberSet(self.x[places], self.y[places], names, words, self.classes)
+
 
 def open_member_sets(members: str, others: str, seed: int) -> tuple[MemberSet, MemberSet]:
     """Return the members and the non-members that two sources name; classes have one number in both.

@@ -232,14 +232,15 @@ class AuditedModel:
         if self._shown is not None:
             spec, top = self._shown
             shown = figure_words(spec, top.metric(spec.name))
-            if spec is ASR:
-                return (
-                    f"Members are recognized: {top.name} is right in {shown} of its decisions (95 %), guessing in 50 %."
-                )
-            return f"Members are recognized: {top.name} has an AUC of {shown} (95 %), guessing 0.5."
+            right = f"is right in {shown} of its decisions (95 %), guessing in 50 %."
+            words = right if spec is ASR else f"has an AUC of {shown} (95 %), guessing 0.5."
+            best = self.strongest(TPR_1)
+            rate = best.metric(TPR_1.name)
+            among = f" {best.name} finds {interval_words(rate)} of them while it accuses 1 % of others."
+            return f"Members are recognized: {top.name} {words}{'' if rate.value is None else among}"
         most = f"{of_hundred(self.bound(ASR))} of right decisions (guessing: 50 %)"
-        rate = self.bound(TPR_1)
-        found = "" if rate is None else f", or finds more than {of_hundred(rate)} of the members at 1 % FPR"
+        end = self.bound(TPR_1)
+        found = "" if end is None else f", or finds more than {of_hundred(end)} of the members at 1 % FPR"
         return f"No attack of these beats guessing beyond {most}{found} (95 %)."
 
     @property
