@@ -162,14 +162,15 @@ def named(names: Iterable[str]) -> str:
 
 def defenses() -> str:
     """Return the page of defenses."""
-    from ppbench.claims.claim import claims_of
+    from ppbench.claims.claim import papers_of
 
     known = [(name, attack) for name, _, attack in ours("attacks") if attack.adaptive]
     rows = []
     for name, what, plugin in ours("defenses"):
         knows = named(attack for attack, kind in known if name in (kind.targets or ()))
-        number = f"[{len(claims)}](claims.md)" if (claims := claims_of(name)) else ""
-        rows.append([f"`{name}`", what, plugin.paper, number, f"`{plugin.control}`" if plugin.control else "", knows])
+        papers = papers_of(name)
+        claims = ", ".join(f"[{len(paper.claims(name))}](claims/{paper.name.lower()}.md)" for paper in papers)
+        rows.append([f"`{name}`", what, plugin.paper, claims, f"`{plugin.control}`" if plugin.control else "", knows])
     head = ["Name", "What", "Paper", "Claims", "Control parameter", "Attacks that know it"]
     return (
         WIDE + "# Defenses\n\nAs `ppbench list defenses` has them; `--defense NAME`. Yours is added by "

@@ -13,9 +13,9 @@ from reseeding import reseeded
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all
 from ppbench.claims.check import Unchecked, check_claims
-from ppbench.claims.claim import Claim, Rival, claimed_by_all, claims_of
+from ppbench.claims.claim import Claim, Paper, Rival, claimed_by_all, claims_of
 from ppbench.claims.cost_rules import KEY_OF, Benchmark, read_figures
-from ppbench.claims.page import escape, page
+from ppbench.claims.page import PaperPage, Source, escape
 from ppbench.claims.rules import RIVALS, RULES, unjudged_reason
 from ppbench.report.cap import series_cap
 
@@ -385,18 +385,26 @@ def test_times_come_from_benchmarks(fabricate, tmp_path):
     file.write_text(json.dumps(figures | {"pbpfl resnet20 float32": mixed, "spn x": entry}))
     benchmarks = read_figures([file])
     verdict = one(TIME, records, *benchmarks)
-    assert verdict.finding.verdict == "holds" and verdict.setting == "benchmark, x86_64, 2026-11-21"
-    assert verdict.finding.worst == (
-        "3.10 (resnet56 float32), 22.00 (resnet56 float64 beside float32), 2.90 (resnet56 float64 beside float64)"
-    )
-    assert verdict.finding.reason.endswith("a ratio of two precisions judges nothing")
-    assert judged(replace(TIME, value=1.14), records, *benchmarks).startswith("falls to 3.10")
-    unequal = [b for b in benchmarks if b.about.endswith("64 beside float32")]
-    assert judged(TIME, records, *unequal) == (
-        "unchecked: no benchmark compares in one precision, only 22.00 (resnet56 float64 beside float32)"
-    )
-    missing = "unchecked: no benchmark gives backward_ratio of pbpfl resnet56 (--figures)"
+    assert verdict.setting == "benchmark, x86_64, 2026-11-21"
+    assert verdict.finding.worst == "2.9 to 22 times on our machine"
+    missing = "unchecked: a stopwatch's figure, of another machine"
     assert judged(TIME, records) == judged(TIME, records, *(b for b in benchmarks if "resnet20" in b.about)) == missing
+
+
+@pytest.mark.parametrize("claimed", [0.1, 2.5, 100.0])
+def test_a_stopwatch_is_no_verdict_and_what_needs_no_clock_stands_beside_it(claimed, fabricate):
+    about = dict(model="resnet56", dataset="parquet:cifar10")
+    records = [fabricate(d, v, "dlg", "reconstruction", **about) for d, v in (("none", None), ("pbpfl", 1.0))]
+    costs = zip(records, (1000.0, 3000.0), strict=True)
+    records = [r.model_copy(update={"cost": r.cost.model_copy(update={"bytes_up": up})}) for r, up in costs]
+    timed = Benchmark("pbpfl", "resnet56 float32", {"backward_ratio": 3.1}, "m", "d")
+    verdict = one(replace(TIME, value=claimed, counted="takes three backward passes beside one"), records, timed)
+    assert (verdict.finding.verdict, verdict.finding.to) == ("not comparable", "")
+    assert verdict.counted == (
+        "pbpfl takes three backward passes beside one",
+        "pbpfl uploads 3 times the undefended bytes (resnet56)",
+    )
+    assert one(TIME, records[1:], timed).counted == (), "without an undefended one there is nothing to count against"
 
 
 def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(fabricate):
@@ -413,22 +421,19 @@ def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(f
             verdict.reason if isinstance(verdict, Unchecked) else f"{verdict.finding.verdict} {verdict.finding.worst}"
         )
 
-    assert judged(server, *figures).startswith("falls 30.00")
-    assert judged(replace(server, value=30.0), *figures).startswith("holds")
-    assert judged(replace(server, clients=100), *figures) == (
-        "no benchmark gives server_ratio of mpdp resnet20 100 clients (--figures)"
-    )
-    assert judged(replace(server, model="resnet56"), *figures).startswith("no benchmark gives")
+    assert judged(server, *figures) == "not comparable 30 times on our machine"
+    assert judged(replace(server, clients=100), *figures) == "a stopwatch's figure, of another machine"
+    assert judged(replace(server, model="resnet56"), *figures).startswith("a stopwatch's")
     assert judged(faster, *figures) == "holds 8 to 8 beside 16 to 16"
     slow = Benchmark("mpdp", "resnet20 b", mine | {"client_ratio": 17.0}, "m", "d")
     assert judged(faster, *figures, slow) == "inconclusive 8 to 17 beside 16 to 16"
     assert judged(faster, slow, figures[1]).startswith("falls")
     (ours,) = check_claims({"tp_smc": [server]}, [fabricate("tp_smc", 3.0, "dlg", "reconstruction")], figures)
-    assert ours.reason.startswith("most of it is encryption")
+    assert ours.finding.worst == "500 times on our machine"
     (ours,) = check_claims({"mpdp": [faster]}, [], figures)
     assert ours.finding.verdict == "holds", "of a defense without records too: times are in no record"
     (ours,) = check_claims({"mpdp": [faster]}, [], [])
-    assert ours.unrun and ours.reason == "no record of mpdp"
+    assert (ours.status, ours.reason) == ("not run", "no record of mpdp")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"pbpfl": 3}', "\xff"])
@@ -580,10 +585,10 @@ def test_every_claim_of_an_installed_defense_has_words_and_a_rule():
     for name, claims in claimed_by_all().items():
         for claim in claims:
             judged = claim.metric in KEY_OF or (claim.than is not None and claim.metric in RIVALS)
-            assert judged or claim.metric in RULES or "no rule judges" not in unjudged_reason(claim.metric), (
-                name,
-                claim,
+            known = (
+                judged or claim.metric in RULES or claim.apart or "no rule judges" not in unjudged_reason(claim.metric)
             )
+            assert known, (name, claim)
             assert claim.text and "\n" not in claim.text and claim.source
 
 
@@ -594,27 +599,74 @@ def cells(line):
     return re.split(r"(?<!\\)\|", line)[1:-1]
 
 
+def page_of(claims, records, *benchmarks, **paper):
+    """Return the page of a paper with some claims about pbpfl."""
+    outcomes = check_claims({"pbpfl": claims}, records, benchmarks)
+    return PaperPage(
+        Paper("c", tuple(("pbpfl", claim) for claim in claims), **paper),
+        tuple(outcomes),
+        (Source("o", tuple(records)),),
+    )
+
+
 def test_the_page_is_the_same_whatever_the_order_and_cannot_be_broken_by_names(fabricate):
     evil = [fabricate("pbpfl", 10.0, EVIL, "extraction", 0.1, stage="iterate", dataset=EVIL)]
-    claims = {"pbpfl": [ASR, replace(READ, source=EVIL, note=EVIL), UPLOAD], "spn": [UPLOAD]}
+    claims = [ASR, replace(READ, source=EVIL, note=EVIL), UPLOAD, replace(TIME, setting=EVIL, counted=EVIL)]
+    claims.append(replace(ACCURACY, apart=EVIL, caveat=EVIL))
     records = members(fabricate) + evil
-    benchmarks = [Benchmark("pbpfl", f"resnet56 {EVIL}", {"backward_ratio": 2.0}, EVIL, "2026")]
-    claims["pbpfl"].append(replace(TIME, setting=EVIL))
-    text = page(check_claims(claims, records, benchmarks), records, benchmarks)
-    twice = [*records[::-1], *records]
-    assert text == page(check_claims(claims, twice, benchmarks), twice, benchmarks)
-    assert "<script>" not in text and "](http" not in text.replace("\\]", "")
+    benchmark = Benchmark("pbpfl", f"resnet56 {EVIL}", {"backward_ratio": 2.0}, EVIL, "2026")
+    about = dict(name=EVIL, title=EVIL, authors=EVIL, link="https://x", says=EVIL, own=("pbpfl",))
+    text = page_of(claims, records, benchmark, **about).markdown()
+    assert text == page_of(claims, [*records[::-1], *records], benchmark, **about).markdown()
+    links = text.replace("](https://x)", "").replace("\\]", "")
+    assert "<script>" not in text and "](http" not in links
     assert escape("unmask_regression 71.0%") == "unmask_regression 71.0%"
     assert escape("_a_ b_c *d* `e` <f> x|y\n z") == "\\_a\\_ b_c \\*d\\* \\`e\\` &lt;f&gt; x\\|y z"
-    numbers, table = (
-        [line for line in part.splitlines() if line.startswith("|")] for part in text.split("\n## Claims about", 1)
-    )
-    assert len(table) == 2 + 4 and {len(cells(line)) for line in table} == {11}
-    assert numbers[2:] == [
-        "| pbpfl | 4 | 2 | 1 | 0 | 0 | 1 | 0 | 0 |", "| spn | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 |",
-        "| all | 5 | 2 | 1 | 0 | 0 | 1 | 0 | 1 |",
-    ]  # fmt: skip
+    tables = [part.split("\n") for part in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
+    assert len(tables) >= 4 and all(len({len(cells(line)) for line in some if line}) == 1 for some in tables)
     assert all(f"`{r.cell_id[:8]}`" in text for r in records if r.config.attack.id == "unmask")
-    assert "- spn: 1 claim. Not checked: no record of spn." in text
-    assert "Of 5 claims 2 hold, 1 fall, 0 are identities, 1 are inconclusive (0 of them with both" in text
-    assert "of ppbench 0.1.0, seed 0, and 1 benchmarks" in text
+
+
+def test_each_cell_has_the_printed_figure_ours_and_the_verdict(fabricate):
+    claims = [ASR, replace(ASR, value=0.6, than=Rival("spn")), replace(ASR, dataset="mnist", model="cnn", value=0.61)]
+    page = page_of(claims, members(fabricate), across=(("Table 4", "dataset"),))
+    lines = page.markdown().split("## Table 4")[1].split("\n")
+    head, _, undefended, row = [[word.strip() for word in cells(line)] for line in lines if line[:1] == "|"]
+    assert head == ["", "digits", "mnist"] and undefended == ["undefended", "72.01%", "72.01%"]
+    told = "50.30%<br>ours 71.0% \\[66.3, 75.4\\] (unmask)<br>**falls**<br>better than spn: not run"
+    assert row == ["pbpfl", told, "61.00%<br>not run"]
+
+
+def test_one_fact_is_counted_once_and_a_table_without_a_verdict_is_folded(fabricate):
+    """Batches, rivals and measures of one reconstruction are cells; a repetition is no fact, nor another's figure."""
+    more = [replace(PSNR, batch=n, needs=("dataset",)) for n in (1, 4)]
+    repeats = [replace(PSNR, metric="test_mse_mean", value=2.0, repeats="the PSNR"), replace(PSNR, baseline=True)]
+    page = page_of([*more, *repeats, replace(READ, central=True), UPLOAD], pixels(fabricate, 8.0, 99.0))
+    assert [(fact.fate, fact.share) for fact in page.facts] == [
+        ("falls", (2, 2)),
+        ("not run", (1, 1)),
+        ("holds", (1, 1)),
+    ]
+    assert [page.count(kind, fate) for kind in ("privacy", "cost") for fate in ("falls", "holds")] == [1, 0, 0, 1]
+    text = page.markdown()
+    assert "1 repeat others; 1 are other defenses' figures" in text
+    assert "No record here judges its central claims" in text
+    folded = page_of([replace(ASR, dataset="mnist", source="Table 9")], members(fabricate)).markdown()
+    assert "<summary>Table 9: 1 figure without a verdict (1 not run)</summary>" in folded and "## Table" not in folded
+
+
+def test_a_figure_of_another_defense_is_no_claim_and_what_nobody_can_judge_stands_apart(fabricate):
+    (comparison,) = check_claims({"pbpfl": [replace(PSNR, baseline=True)]}, pixels(fabricate, 8.0, 99.0), [])
+    assert (comparison.finding.verdict, comparison.finding.to) == ("comparison", "")
+    assert comparison.finding.worst.startswith("100.0 dB"), "ours is told all the same"
+    (alone,) = check_claims({"pbpfl": [replace(PSNR, apart="nobody has them")]}, pixels(fabricate, 8.0, 99.0), [])
+    assert (alone.status, alone.reason) == ("apart", "nobody has them")
+
+
+def test_an_error_is_set_beside_the_papers_in_its_own_unit(fabricate):
+    error = replace(PSNR, metric="test_mse_mean", value=2.0, scale=16.0)
+    records = pixels(fabricate, 8.0, 99.0)
+    ours = [one(claim, records).finding for claim in (error, replace(error, scale=1.0))]
+    figures = [float(finding.worst.split(" ")[0]) for finding in ours]
+    assert figures[0] == pytest.approx(16 * figures[1]) and figures[1] > 0
+    assert ours[0].verdict == ours[1].verdict == "falls"

@@ -281,7 +281,7 @@ def test_reasons_state_the_claim_and_what_it_is_worth():
     assert "epsilon 3 a round, delta 1e-05;" in reason and "theta 0.345: by Eq. 23 epsilon 2.97 a round" in reason
     assert (
         "9.14 over 10 rounds" in reason
-        and "knows the scales is certain of a change of one coordinate with probability 0.47" in reason
+        and "colludes with all neighbours is certain of a change of one coordinate with probability 0.47" in reason
     )
     assert MPDP().guarantee(plan, 100, 10) is None
     defense, plan = MPDP(graph="n_out", n=5), plan_of(clients=10)

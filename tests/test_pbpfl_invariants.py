@@ -17,6 +17,7 @@ from torch.func import functional_call, jacrev
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
+from ppbench.defenses.pbpfl import perturbation
 from ppbench.defenses.pbpfl.perturbation import (
     Released,
     Surrogates,
@@ -98,6 +99,19 @@ def recovery(name, kappa, dtype=torch.float64, result=None, masked_bias=True, sc
         answer = Surrogates(*({n: v.double() for n, v in t.items()} for t in (answer.g, answer.sigma, answer.beta)))
         back = unscale(combine(answer, gamma[None], gamma**2 * (direction @ direction)), multiplier, params)
     return relative(back, true)
+
+
+@pytest.mark.parametrize(("directions", "passes"), [(1, 3), (10, 12)])
+def test_backward_passes_are_counted(directions, passes, monkeypatch):
+    """PBPFL's client takes three; MP-DP's takes two more than classes: its paper's times of training leave them out."""
+    counted = []
+    net, params, *_ = case("MLP-5")
+    original = perturbation.gradients
+    monkeypatch.setattr(perturbation, "gradients", lambda *what: counted.append(what[-1]) or original(*what))
+    batch = Batch(images().x, images().y, torch.ones(BATCH).double())
+    with torch.no_grad():
+        answer = surrogates(net, params, batch, torch.eye(10).double()[:directions], masked_bias=True)
+    assert counted == [passes] and {len(stack) for stack in answer.sigma.values()} == {directions}
 
 
 # -- T2: the surrogates are the paper's Jacobian formula -------------------------------------------------------------

@@ -11,6 +11,7 @@ from ppbench.claims.case import (
     ClaimCase,
     ClaimFinding,
     ClaimVerdict,
+    attacked_words,
     cell_names,
     figure_by_attack,
     finding_of,
@@ -35,7 +36,7 @@ from ppbench.report.worst import Measured, attack_of
 # -- Rules for claims about attacks: when such a claim holds, falls, or is inconclusive --
 # A claim of protection falls in any setting in which an attack succeeds; it holds only as far as attacks were tried.
 
-IMAGES = {"psnr_median": (".1f", " dB"), "test_mse_mean": (".3f", "")}
+IMAGES = {"psnr_median": (".1f", " dB"), "test_mse_mean": (".3g", "")}
 """Figures of reconstructed images that papers print, with form and unit; one verdict judges them all."""
 NO_AWARE_ATTACK = "no attack that knows the defense was run"
 
@@ -106,31 +107,37 @@ def pixels_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
         return f"no reconstruction of images was run of what {listed(views)} sees"
     shown = name if value(worst, case.claim.metric) is None else case.claim.metric
     form, unit = IMAGES[shown]
-    stage, batch, view = worst.config.stage, worst.config.batch_size, worst.config.threat_model.id
+    scale = case.claim.scale if shown == case.claim.metric else 1.0
     none = leaks[key_of(worst.config).only(SETTING)].undefended
     plain, strong = (figure_by_attack(case, r, shown, form, unit) for r in (sides.plain, worst))
-    about = f"batch {batch}, {STAGES[stage].weights}; undefended "
-    about += _figure_or_not_run(None if none is None else none.worst, shown, form, unit)
-    about += "" if recorded_threat(view).lone_server else f"; seen by {view}"
+    about = _scene_words(worst, "not run" if none is None else figure_text(none.worst, shown, form, unit, scale))
 
     def finding(verdict: ClaimVerdict, reason: str, to: str = "", seen: Measured | None = worst) -> ClaimFinding:
         beside, harm = None if none is None else none.worst, (None if seen is None else value(seen, name)) or 0.0
         cells = cell_names(sides.plain, worst, beside)
         return ClaimFinding(verdict, to, f"{reason}; {about}", plain, strong, cells, harm)
 
-    if bad := unreliable(case, view):
+    if bad := unreliable(case, worst.config.threat_model.id):
         return finding("inconclusive", bad)
     fallen = [leak for leak in leaks.values() if leak.falls]
     if fallen:
         top = max(fallen, key=lambda leak: value(leak.worst, name) or 0.0)
         levels = " and ".join(sorted({LEVEL_WORDS[leak.level] for leak in fallen}))
-        return finding("falls", f"images are {levels}", f"to {value(top.worst, shown):{form}}{unit}", top.worst)
+        to = scale * (value(top.worst, shown) or 0.0)
+        return finding("falls", f"images are {levels}", f"to {to:{form}}{unit}", top.worst)
     if unsure := next((leak for leak in leaks.values() if leak.level == "undecided"), None):
         reason = "; ".join(one.words for one in unsure.qualifiers if one.code not in ("some_rebuilt", "untested"))
         return finding("inconclusive", reason or "neither that images are recognizable nor that they are not is shown")
     if sides.knowing is None:
         return finding("inconclusive", NO_AWARE_ATTACK)
     return finding("holds", "no attack tried sees more of images than a blind guess")
+
+
+def _scene_words(worst: Measured, undefended: str) -> str:
+    """Return what was attacked, on which weights, beside the undefended figure; and who saw it if not the server."""
+    config, view = worst.config, worst.config.threat_model.id
+    seen = "" if recorded_threat(view).lone_server else f"; seen by {view}"
+    return f"{attacked_words(config)}, {STAGES[config.stage].weights}; undefended {undefended}{seen}"
 
 
 def _leaks(case: ClaimCase, views: Sequence[str]) -> dict[Key, Leak]:
@@ -145,7 +152,9 @@ def _leaks(case: ClaimCase, views: Sequence[str]) -> dict[Key, Leak]:
 
 
 def outputs_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
-    """That the true model's outputs stay hidden from clients falls where an attack reads them, all or in part."""
+    """That the true model's outputs stay hidden from clients falls where an attack reads them, all or in part: more of
+    its decisions than the best constant answer has.
+    """
     mine, _ = _cells_of_kind(case, "extraction", "output_error")
     mine = [r for r in mine if r.config.stage == "iterate"]
     numbers = bool(mine) and mine[0].config.model.classes == 1
@@ -158,6 +167,11 @@ def outputs_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
     figures = f"{value(worst, name):{form}}"
     figures = f"relative error {figures}" if numbers else f"{figures} of decisions read"
     reason = f"relative error of its outputs {figure_text(worst, 'output_error', '.2g')}"
+    read = worst.metric("agreement")
+    if not numbers and read is not None and (chance := read.chance) is not None:
+        reason += f"; the best constant answer agrees with {chance:.1%} of the model's decisions"
+        right = worst.utility.accuracy
+        reason += "" if right is None else f"; the trained model's accuracy is {right:.1%}"
 
     def finding(verdict: ClaimVerdict, reason: str, to: str = "") -> ClaimFinding:
         read = value(worst, name) or 0.0
@@ -167,7 +181,7 @@ def outputs_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
 
     outcome = outputs_fate(worst, sides.tried)
     if outcome in ("falls", "part"):
-        return finding("falls", reason, f"to {figures}")
+        return finding("falls", f"in part; {reason}" if outcome == "part" else reason, f"to {figures}")
     if sides.knowing is None:
         return finding("inconclusive", NO_AWARE_ATTACK)
     if outcome == "stands":

@@ -18,9 +18,12 @@ from ppbench.report.frame import TRAINED, Frame, Key, network_words
 from ppbench.report.words import attack_at, figure_text, setting_labels
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
-ClaimVerdict = Literal["falls", "inconclusive", "holds", "identity", "outside the premise"]
+ClaimVerdict = Literal[
+    "falls", "inconclusive", "holds", "identity", "outside the premise", "comparison", "not comparable"
+]
 """The outcome of a claim. "identity": both trainings are equal to rounding, so that nothing was tested; "outside the
-premise": our setting is not the claim's.
+premise": our setting is not the claim's; "comparison": a figure that the paper prints beside its own, and does not
+claim; "not comparable": a stopwatch's figure, of another machine.
 """
 
 
@@ -88,12 +91,16 @@ def unreliable(case: ClaimCase, threat: str) -> str | None:
 
 
 def figure_by_attack(case: ClaimCase, record: Measured | None, name: str, form: str, unit: str = "") -> str:
-    """Return "71.0% [66.3, 75.4] (unmask_regression, kappa=10)", with the control value where there are several."""
+    """Return "71.0% [66.3, 75.4] (unmask_regression, kappa=10)", with the control value where there are several.
+
+    Of the metric that the claim is about, in the paper's unit.
+    """
     if record is None:
         return "not run"
     label = setting_labels(case.mine)
     control = label.get(cell_of(record).cell_id, "") if len(set(label.values())) > 1 else ""
-    return f"{figure_text(record, name, form, unit)} ({attack_at(attack_of(record), control)})"
+    scale = case.claim.scale if name == case.claim.metric else 1.0
+    return f"{figure_text(record, name, form, unit, scale)} ({attack_at(attack_of(record), control)})"
 
 
 def cell_names(*records: Measured | None) -> tuple[str, ...]:
@@ -222,6 +229,15 @@ def steps_of(config: CellConfig) -> int:
     }  # older records may have others
     defense: Any = made("defenses", object, config.defense.id, own)
     return int(defense.fewest_steps(config.batch_size, fed.batch, fed.local_epochs))
+
+
+def attacked_words(config: CellConfig) -> str:
+    """Return what one attacked upload is of: "batch 1", "batch 8 in 8 or more mini-batches of one"."""
+    steps = steps_of(config)
+    if steps == 1:
+        return f"batch {config.batch_size}"
+    each = "one" if config.batch_size == steps else f"{config.batch_size / steps:g} or fewer"
+    return f"batch {config.batch_size} in {steps} or more mini-batches of {each}"
 
 
 def _layers(config: CellConfig) -> int | None:

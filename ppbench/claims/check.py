@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ppbench.base.errors import count_of
+from ppbench.base.registry import find
 from ppbench.claims.attack_rules import own_measure
 from ppbench.claims.case import (
     ClaimCase,
     ClaimFinding,
     ClaimVerdict,
+    attacked_words,
     closeness,
     collapse_clauses,
     data_of,
@@ -22,8 +24,8 @@ from ppbench.claims.case import (
     unmet_conditions,
     unmet_needs,
 )
-from ppbench.claims.claim import Claim, allowed, claims_of, equations
-from ppbench.claims.cost_rules import KEY_OF, Benchmark, time_is_kept
+from ppbench.claims.claim import REBUILT_METRICS, Claim, allowed, claims_of, equations
+from ppbench.claims.cost_rules import KEY_OF, STOPWATCH, Benchmark, time_is_kept
 from ppbench.claims.rules import judge_with_ends, rule_of, unjudged_reason
 from ppbench.records.schema import Record
 from ppbench.report.cap import strays
@@ -33,21 +35,31 @@ from ppbench.report.page.profiles import PaperClaims
 from ppbench.report.words import evaluation_words, listed_values, setting_labels
 
 NO_RECORD = "no record of "
-VERDICTS_FROM_WORST: tuple[ClaimVerdict, ...] = ("falls", "inconclusive", "holds", "identity", "outside the premise")
+VERDICTS_FROM_WORST: tuple[ClaimVerdict, ...] = ("falls", "inconclusive", "holds", "identity")
 """Of evaluations that are equally close the first of these counts: a claim that falls anywhere has fallen."""
+Open = Literal["not run", "not comparable", "repetition", "apart"]
+"""Why a claim has no verdict: nothing that applies was run; a stopwatch's figure; it is claimed elsewhere already;
+nobody can judge it, or only who has its data.
+"""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim judged in our setting; of `evaluations` equally close ones the finding is of the `gathered`."""
+    """A claim judged in our setting; of `evaluations` equally close ones the finding is of the `gathered`.
+
+    lacks: what our setting lacks of the premise, a clause each; differs: in what else it is not the paper's; counted:
+    what the claim's cost is without a clock.
+    """
 
     defense: str
     claim: Claim
     setting: str
     finding: ClaimFinding
+    lacks: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
     evaluations: int = 1
     gathered: str = "worst"
+    counted: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -57,12 +69,12 @@ class Checked:
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A claim that cannot be checked. reason: a clause; unrun: whether the defense has no record at all."""
+    """A claim that cannot be checked. reason: a clause; status: the kind of reason."""
 
     defense: str
     claim: Claim
     reason: str
-    unrun: bool = False
+    status: Open = "not run"
     verdict: ClassVar[str] = ""
 
 
@@ -107,12 +119,17 @@ def _one(
     far: Set[Key],
 ) -> Checked | Unchecked:
     run = any(r.config.defense.id == name for records in groups.values() for r in records)
+    if claim.apart:
+        return Unchecked(name, claim, claim.apart, "apart")
+    if claim.metric == "statement" and claim.repeats:
+        return Unchecked(name, claim, f"it repeats {claim.repeats}", "repetition")
     if claim.metric in KEY_OF and (run or any(b.defense == name for b in benchmarks)):  # no record holds times
-        timed = time_is_kept(claim, name, benchmarks)
-        return Unchecked(name, claim, timed) if isinstance(timed, str) else Checked(name, claim, timed[1], timed[0])
-    if not run:
-        return Unchecked(name, claim, f"no record of {name}", unrun=True)
+        return _timed(name, claim, groups, benchmarks)
     rule = rule_of(claim)
+    if rule is None and unjudged_reason(claim.metric) == STOPWATCH:
+        return Unchecked(name, claim, STOPWATCH, "not comparable")
+    if not run:
+        return Unchecked(name, claim, f"no record of {name}")
     if rule is None:
         return Unchecked(name, claim, unjudged_reason(claim.metric))
     cases = list(_cases(name, claim, groups, siblings, far))
@@ -128,13 +145,46 @@ def _one(
         lacks = f"outside the premise ({'; '.join(near[0].lacks)}): " if near[0].lacks else ""
         return Unchecked(name, claim, f"{lacks}{near[0].finding}")
     one, finding = _gathered(judged, rule.gathered)
-    if one.lacks:
-        reason = "; ".join(("; ".join(one.lacks), finding.reason))
-        finding = replace(finding, verdict="outside the premise", to="", reason=reason)
-    finding = replace(finding, own=own_measure(one.case))
+    finding = replace(_within(claim, one, finding), own=own_measure(one.case))
     gathered = "worst" if rule.gathered == "worst" else "one in the middle"
     differs = differing_needs(claim, one.case.mine[0].config)
-    return Checked(name, claim, setting_of(one.case), finding, differs, len(judged), gathered)
+    return Checked(name, claim, setting_of(one.case), finding, one.lacks, differs, len(judged), gathered)
+
+
+def _within(claim: Claim, one: _Evaluation, finding: ClaimFinding) -> ClaimFinding:
+    """Return the finding of an evaluation: no verdict outside the claim's premise, nor where nothing is claimed."""
+    if one.lacks:
+        reason = "; ".join((*one.lacks, finding.reason))
+        return replace(finding, verdict="outside the premise", to="", reason=reason)
+    return replace(finding, verdict="comparison", to="") if claim.baseline else finding
+
+
+def _timed(
+    name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame], benchmarks: Sequence[Benchmark]
+) -> Checked | Unchecked:
+    """Return the outcome of a claim about time, with the bytes that a client uploads, which need no clock."""
+    timed = time_is_kept(claim, name, benchmarks)
+    if isinstance(timed, str):
+        return Unchecked(name, claim, timed, "not comparable")
+    finding, setting = timed
+    if claim.than is not None:
+        return Checked(name, claim, setting, finding)
+    passes = f"{name} {claim.counted}" if claim.counted else ""
+    counted = tuple(word for word in (passes, _uploaded(name, claim, groups)) if word)
+    return Checked(name, claim, setting, finding, counted=counted)
+
+
+def _uploaded(name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame]) -> str:
+    """Return how many times the undefended bytes a client uploads, "" where the claim's network was not run."""
+    for records in groups.values():
+        mine, none = (
+            next((r for r in records if r.config.defense.id == side and r.config.model.id == claim.model), None)
+            for side in (name, "none")
+        )
+        if mine is not None and none is not None and none.cost.bytes_up:
+            ratio = mine.cost.bytes_up / none.cost.bytes_up
+            return f"{name} uploads {ratio:.3g} times the undefended bytes ({claim.model})"
+    return ""
 
 
 def _gathered(judged: Sequence[tuple[_Evaluation, ClaimFinding]], how: str) -> tuple[_Evaluation, ClaimFinding]:
@@ -201,8 +251,7 @@ def setting_of(case: ClaimCase) -> str:
     model, fed = network_words(config.model.id, config.model.options), config.federation
     controls = sorted({(c.name, c.value) for r in case.mine if (c := r.config.defense.control) is not None})
     at = f"; {listed_values([f'{name}={value:g}' for name, value in controls])}" if controls else ""
-    steps = steps_of(config)
-    long = f", updates of {config.batch_size} examples in {steps} mini-batches or more" if steps > 1 else ""
+    long = f", updates of a {attacked_words(config)}" if steps_of(config) > 1 else ""
     other = {word.strip("()") for label in setting_labels(case.mine).values() for word in label.split()[1:]}
     more = f" ({', '.join(sorted(other))})" if other else ""
     return (
@@ -246,3 +295,66 @@ def outcomes_of(records: Sequence[Record]) -> list[Checked | Unchecked]:
 
 PAPER_CLAIMS = PaperClaims(claimed, outcomes_of)
 """What every board of ppbench shows."""
+
+
+# -- Facts: what a paper says once, in however many cells, against however many others --
+
+ClaimFate = ClaimVerdict | Open
+FATES: tuple[ClaimFate, ...] = (
+    *("falls", "holds", "inconclusive", "identity", "outside the premise", "comparison"),
+    *("not comparable", "not run", "apart", "repetition"),
+)
+"""What becomes of a claim, the first of these of a fact: where one cell falls, the fact has fallen."""
+KNOWN = 4
+"""The first of them are outcomes of a claim inside its premise."""
+
+
+def claim_fate(outcome: Checked | Unchecked) -> ClaimFate:
+    """Return what became of a claim: its verdict, or why it has none."""
+    if outcome.claim.repeats:
+        return "repetition"
+    return outcome.finding.verdict if isinstance(outcome, Checked) else outcome.status
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that a paper claims: cells of a defense's row in a table, on one data set, of one kind of figure."""
+
+    outcomes: tuple[Checked | Unchecked, ...]
+
+    @property
+    def fate(self) -> ClaimFate:
+        """The first fate of `FATES` that a cell has."""
+        return min((claim_fate(outcome) for outcome in self.outcomes), key=FATES.index)
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """How many cells have the fact's fate, and of how many it is known."""
+        fates = [claim_fate(outcome) for outcome in self.outcomes]
+        known = [fate for fate in fates if fate in FATES[:KNOWN]]
+        return fates.count(self.fate), max(len(known), fates.count(self.fate))
+
+    @property
+    def leading(self) -> Checked | Unchecked:
+        """The first cell that has the fact's fate."""
+        return next(outcome for outcome in self.outcomes if claim_fate(outcome) == self.fate)
+
+
+def facts_of(outcomes: Sequence[Checked | Unchecked]) -> list[Fact]:
+    """Return the facts that a paper claims, in the order of their first cells; repetitions and comparisons are none."""
+    groups: dict[tuple[object, ...], list[Checked | Unchecked]] = {}
+    for outcome in outcomes:
+        if not outcome.claim.repeats and not outcome.claim.baseline:
+            groups.setdefault(_fact_key(outcome.defense, outcome.claim), []).append(outcome)
+    return [Fact(tuple(group)) for group in groups.values()]
+
+
+def _fact_key(defense: str, claim: Claim) -> tuple[object, ...]:
+    if claim.fact:
+        return defense, claim.fact
+    plugin = find("defenses", defense)
+    control = None if plugin is None else plugin.loaded.control
+    fixed = tuple(pair for pair in claim.when if pair[0] != control)
+    metric = REBUILT_METRICS if claim.metric in REBUILT_METRICS else claim.metric
+    about = claim.dataset, claim.model, claim.options, fixed, claim.note if claim.value is None else ""
+    return defense, claim.table, metric, claim.than is not None, about

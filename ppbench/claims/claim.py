@@ -5,6 +5,11 @@ A paper is a TOML file: its `citation`, and a `[[table]]` for each table or plac
 (docs/tutorial-defense.md has an example). `when` and `options` are tables of names and values. A `value` of two numbers
 is their quotient. `setting` may name other fields in braces, and `where`, a field for that purpose alone.
 
+A paper may name the defenses that it proposes, `own`: a figure of another one is printed for comparison, and no claim.
+A paper that has a page of its own (`ppbench/claims/page.py`) also has `name`, `title`, `authors`, `link`, `says` (its
+central claim, a sentence) and `across`: by table, the field of a claim that goes across it, where that is not the
+figures' own. `source` is the table, with the column or row of it in brackets: "Table 1 (Server)".
+
 A `[[rival]]` says that the table `source` prints a `defense` (at `when`) as better than another one, `than` (at
 `than_when`), by `metrics`: each pair of numbers of the same row, the defense's the better one, is a claim to be better.
 For a claim without numbers, a `[[table]]` has `than`: `defense`, perhaps `when`.
@@ -37,10 +42,18 @@ def allowed(value: ConditionValue | tuple[ConditionValue, ...]) -> tuple[Conditi
     return value if isinstance(value, tuple) else (value,)
 
 
+About = Literal["privacy", "utility", "cost"]
 Need = Literal["dataset", "model", "family", "clients", "partition", "epochs", "batch_size", "batch", "steps"]
 TRAINING_NEEDS: tuple[Need, ...] = ("dataset", "model", "clients", "partition", "epochs")
 QUALITY_METRICS = ("accuracy", "accuracy_top5", "dice", "mse")
 """Metrics of a model's quality."""
+LEAK_METRICS = (
+    *("psnr_median", "test_mse_mean", "feat_mse_mean", "asr", "agreement", "epsilon", "statement"),
+    *("cap_reconstruction", "cap_label", "cap_tracing"),
+)
+"""Metrics of what leaks; a "statement" has no figure."""
+REBUILT_METRICS = ("psnr_median", "test_mse_mean", "feat_mse_mean")
+"""Measures of one and the same reconstruction."""
 NEEDS: dict[str, tuple[Need, ...]] = {
     **dict.fromkeys(QUALITY_METRICS, TRAINING_NEEDS),
     **dict.fromkeys(("psnr_median", "test_mse_mean", "feat_mse_mean", "asr"), ("dataset", "model")),
@@ -117,6 +130,13 @@ class Claim:
         undefended: the paper's number for the undefended model.  setting: the set-up in words.
         views: threat models of the claim, with their versions; empty: the server.
         attack: our name of the paper's attack, "" if ppbench does not have it.
+        fact: what the claim is a part of where that is more than its row in its table ("" for that row).
+        repeats: where the same fact is claimed already, in words.
+        apart: why only who has its data, or nobody at all, can judge it: a clause.
+        counted: the same cost without a clock (passes, ciphertexts), in words.  caveat: what a reader of the verdict
+            must know of the premise, a sentence.  scale: the factor from our unit to the paper's.
+        central: whether it is among the paper's central claims.  baseline: whether it is a figure that the paper
+            prints of another defense, for comparison, and no claim.
         than: the defense that this one is claimed to beat, by the same metric; None: no comparison.
     """
 
@@ -146,6 +166,31 @@ class Claim:
     than: Rival | None = None
     attack: str = ""
     views: tuple[str, ...] = ()
+    fact: str = ""
+    repeats: str = ""
+    apart: str = ""
+    counted: str = ""
+    caveat: str = ""
+    scale: float = 1.0
+    central: bool = False
+    baseline: bool = False
+
+    @property
+    def about(self) -> About:
+        """Whether it is about what leaks, what the model is good for, or what it costs."""
+        if self.metric in LEAK_METRICS:
+            return "privacy"
+        return "utility" if self.metric in (*QUALITY_METRICS, "accuracy_gain", "accuracy_rises") else "cost"
+
+    @property
+    def table(self) -> str:
+        """The source without the part of it: "Table 1" of "Table 1 (Server)"."""
+        return self.source.partition(" (")[0]
+
+    @property
+    def part(self) -> str:
+        """The part of the source, "" for all of it: "Server" of "Table 1 (Server)"."""
+        return self.source.partition(" (")[2].removesuffix(")")
 
     @property
     def premise(self) -> tuple[Need, ...]:
@@ -177,10 +222,24 @@ class Claim:
 
 @dataclass(frozen=True)
 class Paper:
-    """The claims of one paper. tables: (defense, claim), in the order of the file."""
+    """The claims of one paper.
+
+    tables: (defense, claim), in the order of the file; own: the defenses that it proposes, all where it is empty;
+    name: the proposed one's, in short; link: where to read it; says: its central claim, a sentence; across: (table,
+    field of a claim that goes across it). All but the first two are "" or () where the file does not say.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     citation: str
     tables: tuple[tuple[str, Claim], ...]
+    own: tuple[str, ...] = ()
+    name: str = ""
+    title: str = ""
+    authors: str = ""
+    link: str = ""
+    says: str = ""
+    across: tuple[tuple[str, str], ...] = ()
 
     def claims(self, defense: str) -> tuple[Claim, ...]:
         """Return the claims about a defense, in the order of the file."""
@@ -193,12 +252,17 @@ def read_paper(path: Path) -> Paper:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as cause:
         raise UsageError(f"{path} cannot be read as the TOML of a paper's claims: {cause}.") from cause
-    tables, rivals, citation = data.get("table"), data.get("rival", []), data.get("citation")
-    named = {"citation", "table"} <= set(data) <= {"citation", "table", "rival"}
-    if not (named and isinstance(citation, str) and isinstance(tables, list) and isinstance(rivals, list)):
-        raise UsageError(f"{path} must hold a citation and [[table]]s, perhaps [[rival]]s, and nothing else.")
+    tables, rivals = data.pop("table", None), data.pop("rival", [])
+    if not (isinstance(data.get("citation"), str) and isinstance(tables, list) and isinstance(rivals, list)):
+        raise UsageError(f"{path} must hold a citation and [[table]]s, perhaps [[rival]]s.")
     claims = [pair for table in tables for pair in _claims(path, table)]
-    return Paper(citation, (*claims, *(pair for rival in rivals for pair in _compared(path, rival, claims))))
+    try:
+        paper = _PAPER.validate_python({**_paired(data), "tables": ()})
+    except ValidationError as cause:
+        raise UsageError(f"{path}: {_problems(cause)}.") from cause
+    others = {name for name, _ in claims if paper.own and name not in paper.own}
+    own = [(name, replace(claim, baseline=name in others and claim.value is not None)) for name, claim in claims]
+    return replace(paper, tables=(*own, *(pair for rival in rivals for pair in _compared(path, rival, claims))))
 
 
 def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Claim]]:
@@ -233,7 +297,10 @@ def _compared(path: Path, table: Mapping[str, Any], claims: Sequence[tuple[str, 
     for claim, other in pairs:
         if other.value is not None and claim.value is not None and better(claim.metric, claim.value, other.value):
             than = Rival(rival.than, other.value, other.when)
-            yield rival.defense, replace(claim, than=than, note=rival.note or claim.note)
+            words = {
+                name: getattr(rival, name) or getattr(claim, name) for name in ("note", "fact", "caveat", "counted")
+            }
+            yield rival.defense, replace(claim, than=than, central=rival.central, **words)
 
 
 def figure_of(metric: str, value: float) -> str:
@@ -300,10 +367,15 @@ class _Rivalry:
     when: Conditions = ()
     than_when: Conditions = ()
     note: str = ""
+    fact: str = ""
+    caveat: str = ""
+    counted: str = ""
+    central: bool = False
 
 
 _RIVALRY = TypeAdapter(_Rivalry)
 _CLAIM = TypeAdapter(Claim)
+_PAPER = TypeAdapter(Paper)
 _DEFAULTS: Mapping[str, Any] = {"dataset": "", "model": "", "batch": None, "value": None}
 
 
@@ -315,8 +387,8 @@ PAPERS = Path(__file__).with_name("papers")
 
 
 @lru_cache
-def claims_of(defense: str) -> tuple[Claim, ...]:
-    """Return the claims about a defense, in the order of its papers; () without any, or where it is not installed.
+def papers_of(defense: str) -> tuple[Paper, ...]:
+    """Return the papers with claims about a defense; () without any, or where it is not installed.
 
     A file that cannot be read is left out with a warning.
     """
@@ -328,8 +400,14 @@ def claims_of(defense: str) -> tuple[Claim, ...]:
     if plugin is None:
         return ()
     files = PAPERS.glob("*.toml") if plugin.ours else _beside(plugin)
-    claims = tuple(claim for file in sorted(files) if (paper := _paper(file)) for claim in paper.claims(defense))
-    return claims or _stated(plugin, getattr(known, "claimed", ()))
+    papers = tuple(paper for file in sorted(files) if (paper := _paper(file)) and paper.claims(defense))
+    stated = () if papers else _stated(plugin, getattr(known, "claimed", ()))
+    return (Paper(plugin.words, tuple((defense, claim) for claim in stated)),) if stated else papers
+
+
+def claims_of(defense: str) -> tuple[Claim, ...]:
+    """Return the claims about a defense, in the order of its papers; () without any, or where it is not installed."""
+    return tuple(claim for paper in papers_of(defense) for claim in paper.claims(defense))
 
 
 def claimed_by_all() -> dict[str, tuple[Claim, ...]]:

@@ -19,7 +19,8 @@ from ppbench.report.costs import cost_ratios
 
 HEADER_SLACK = 1.01  # factor on a ratio of bytes: messages have headers
 PRINTED_DIGITS = 1e-3  # of a share of bytes: papers print four digits and do not count commands
-OTHER_MACHINE = 1.25  # factor on a ratio of times or memories, which the paper measured on another machine
+OTHER_MACHINE = 1.25  # factor on a ratio of memories, which the paper measured on another machine
+STOPWATCH = "a stopwatch's figure, of another machine"
 
 
 def upload_is_as_large(case: ClaimCase) -> ClaimFinding | str:
@@ -122,17 +123,6 @@ class Benchmark:
         clients = self.values.get("clients")
         return self.about if clients is None else self.about.partition(f" {clients:g} clients")[0]
 
-    @property
-    def alike(self) -> bool:
-        """Whether both sides of its ratios compute in one precision: "float64 beside float32" does not."""
-        mine, beside, undefended = self.about.rpartition(" beside ")
-        return not beside or mine.rpartition(" ")[2] == undefended
-
-    @property
-    def encrypts(self) -> bool:
-        """Whether encryption is part of its times."""
-        return self.values.get("client_encryption_seconds", 0.0) > 0
-
 
 def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
     """Return the benchmarks of files {"DEFENSE MODEL VARIANT": {"client_ratio": 2.1, "machine": ""}}, or UsageError."""
@@ -153,32 +143,32 @@ def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
 
 
 def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) -> tuple[ClaimFinding, str] | str:
-    """A claimed ratio of times holds where the largest of ours is within a quarter of it, for another machine.
+    """A claimed time, or ratio of times, is not comparable here: it is of another machine, and none of ours can refute
+    it. Ours are printed beside it, with what needs no clock: passes, bytes, ciphertexts. That a defense takes less
+    time than another one, both timed on one machine, holds where its longest time is shorter than the other's
+    shortest, and falls where its shortest is longer than the other's longest.
 
-    A ratio of two precisions is reported and judges nothing: papers compare in one. Returns the finding and the setting
-    of its figures, or a clause on why there is none.
+    Returns the finding and the setting of its figures, or a clause on why there is none.
     """
     key = KEY_OF[claim.metric]
     if claim.than is not None:
         return _is_faster(claim, claim.than, defense, key, benchmarks)
     known = _known(claim, defense, key, benchmarks)
     if not known:
-        return f"no benchmark gives {key} of {' '.join(_required(claim, defense))} (--figures)"
-    if any(b.encrypts for b in known):
-        return "most of it is encryption, and training takes another time on another machine"
-    figures = ", ".join(f"{b.values[key]:.2f} ({b.about})" for b in known)
-    alike = [b for b in known if b.alike]
-    if not alike:
-        return f"no benchmark compares in one precision, only {figures}"
-    where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for b in known))
-    largest, claimed = max(b.values[key] for b in alike), claim.value or 0.0
-    reason = f"measured on another machine; up to {OTHER_MACHINE:g} times the claim is attributed to that"
-    if len(alike) < len(known):
-        reason += "; a ratio of two precisions judges nothing"
-    fell, untimed = largest > claimed * OTHER_MACHINE, _untimed(claim, defense, key, benchmarks)
-    reason += f"; {untimed}" if untimed else ""
-    verdict: ClaimVerdict = "falls" if fell else "inconclusive" if untimed else "holds"
-    return finding_of(verdict, f"{largest:.2f}", largest, reason, figures), f"benchmark, {where}"
+        return STOPWATCH
+    ratios = [b.values[key] for b in known]
+    figures = " to ".join(dict.fromkeys(map(ratio_text, (min(ratios), max(ratios)))))
+    finding = finding_of("not comparable", "", max(ratios), STOPWATCH, f"{figures} times on our machine")
+    return finding, _machines(known)
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio with three digits, or all before the point: "0.104", "2.54", "10,802"."""
+    return f"{ratio:,.0f}" if ratio >= 1000 else f"{ratio:.3g}"
+
+
+def _machines(known: Sequence[Benchmark]) -> str:
+    return f"benchmark, {'; '.join(dict.fromkeys(f'{b.machine}, {b.date}' for b in known))}"
 
 
 def _known(claim: Claim, defense: str, key: str, benchmarks: Sequence[Benchmark]) -> list[Benchmark]:
@@ -211,11 +201,11 @@ def _is_faster(
     verdict: ClaimVerdict = (
         "holds" if max(mine) < min(theirs) else "falls" if min(mine) > max(theirs) else "inconclusive"
     )
-    where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for side in sides for b in side))
     untimed = "; ".join(filter(None, (_untimed(claim, name, key, benchmarks) for name in names)))
     open_ = untimed or ("" if verdict != "inconclusive" else f"it depends on what is timed: {_spread(sides)}")
     reason = "times the undefended, measured on one machine" + (f"; {open_}" if open_ else "")
-    return ClaimFinding("inconclusive" if untimed else verdict, "", reason, "", figures), f"benchmark, {where}"
+    finding = ClaimFinding("inconclusive" if untimed else verdict, "", reason, "", figures)
+    return finding, _machines([b for side in sides for b in side])
 
 
 def _spread(sides: Sequence[Sequence[Benchmark]]) -> str:

@@ -187,7 +187,8 @@ def guarantee_is_given(case: ClaimCase) -> ClaimFinding | str:
     record = max(case.mine, key=lambda r: (r.privacy.epsilon is None, r.privacy.epsilon or 0.0, r.cell_id))
     privacy, whole = record.privacy, "over the whole training"
     if privacy.epsilon is None:
-        reason = (privacy.reason or "no reason is recorded").rstrip(".")
+        # What stands in brackets is what would hold of one part of the uploads alone, and to a coalition.
+        reason = (privacy.reason or "no reason is recorded").partition(" (")[0].rstrip(".")
         return finding_of("falls", "no guarantee", math.inf, reason, "none", record)
     guarantee = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:.1g} {whole}"
     verdict: ClaimVerdict = "falls" if privacy.epsilon > (case.claim.value or 0.0) else "holds"

@@ -220,11 +220,10 @@ RIVALS: dict[str, ClaimRule] = {
 }
 """Rules of claims to be better than another defense."""
 UNJUDGED = {
-    "feat_mse_mean": "the paper does not say whose features it means",
-    "time_to_accuracy_ratio": "no training here stops at an accuracy",
-    "client_forward_ratio": "no benchmark times forward passes alone",
-    "server_update_ratio": "no benchmark times a server",
-    "_seconds": "seconds of another machine do not compare",
+    "statement": "it is a statement without a figure",
+    **dict.fromkeys(
+        ("time_to_accuracy_ratio", "client_forward_ratio", "server_update_ratio", "_seconds"), cost_rules.STOPWATCH
+    ),
 }
 """Why no rule judges a metric that papers print, or all metrics with an ending: a clause."""
 

@@ -148,10 +148,10 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder of results, or 
 
 def claims(
     folders: Annotated[list[Path], typer.Argument(help="Folders of results, or archives.")],
-    to: Annotated[Path | None, typer.Option(help="File for the table; the screen by default.")] = None,
+    to: Annotated[Path | None, typer.Option(help="File for the tables; the screen by default.")] = None,
     figures: Annotated[list[Path] | None, typer.Option(help="JSON of benchmark figures. Repeatable.")] = None,
 ) -> None:
-    """Compare what papers claim about their defenses with the records in FOLDERS, as a table in Markdown."""
+    """Compare what papers claim about their defenses with the records in FOLDERS, as tables in Markdown."""
     from ppbench.base.files import kind_of, write_output
     from ppbench.claims.page import write_claims
 
@@ -160,7 +160,7 @@ def claims(
         typer.echo(text, nl=False)
         return
     if kind_of(to.parent) != "folder":
-        raise UsageError(f"There is no folder {to.parent} for the table; make it, or give another --to.")
+        raise UsageError(f"There is no folder {to.parent} for the tables; make it, or give another --to.")
     write_output(to, text.encode())
     typer.echo(str(to))
 

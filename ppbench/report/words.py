@@ -52,14 +52,17 @@ def setting_labels(records: Sequence[Record]) -> dict[str, str]:
     return labels
 
 
-def figure_text(record: Figured | None, name: str, form: str, unit: str = "") -> str:
-    """Return "35.2 dB [31.0, 40.3]" for a metric, "71.0% [66.2, 75.4]" with the form ".1%", "-" where there is none."""
+def figure_text(record: Figured | None, name: str, form: str, unit: str = "", scale: float = 1.0) -> str:
+    """Return "35.2 dB [31.0, 40.3]" for a metric, "71.0% [66.2, 75.4]" with the form ".1%", "-" where there is none.
+
+    scale: a factor on the metric, from its unit to another one.
+    """
     metric = record.metric(name) if record is not None else None
     if metric is None or metric.value is None:
         return "-"
-    text = f"{metric.value:{form}}{unit}"
+    text = f"{scale * metric.value:{form}}{unit}"
     if metric.low is not None and metric.high is not None:
-        text += f" [{metric.low:{form}}, {metric.high:{form}}]".replace("%", "")
+        text += f" [{scale * metric.low:{form}}, {scale * metric.high:{form}}]".replace("%", "")
     return text
 
 

@@ -16,8 +16,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ppbench.claims.check import claimed, outcomes_of
-from ppbench.claims.page import page
+from ppbench.claims.check import Unchecked, claimed, outcomes_of
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store
@@ -33,7 +32,7 @@ from ppbench.report.page.boards import (
 
 HERE = Path(__file__).parent
 BOARD = HERE.parents[1] / "leaderboards" / "results" / "digits-quick" / "records.zip"
-KEPT = ("leaderboard.csv.xz", "metrics.csv.xz", "worst_case.csv", "sentences.txt", "claims.md")
+KEPT = ("leaderboard.csv.xz", "metrics.csv.xz", "worst_case.csv", "sentences.txt", "claims.txt")
 SHOWN = 40  # changes that are printed of each file
 
 
@@ -52,9 +51,33 @@ def figures(cells: list[Record]) -> dict[str, str]:
         _metrics(cells),
         worst_csv(result),
         "".join(f"{line}\n" for line in [*values, *verdict]),
-        page(outcomes_of(cells), cells, ()).partition("\n## Rules")[0],  # the rules are prose
+        _claims(cells),
     )
     return dict(zip(KEPT, texts, strict=True))
+
+
+def _claims(cells: list[Record]) -> str:
+    """Return a line for each claim about a defense of the board: what it says, and what became of it."""
+    lines = []
+    for outcome in outcomes_of(cells):
+        words = [outcome.defense, outcome.claim.source, outcome.claim.text]
+        if isinstance(outcome, Unchecked):
+            words += [outcome.status, outcome.reason]
+        else:
+            found = outcome.finding
+            words += [
+                found.verdict,
+                found.to,
+                found.reason,
+                found.worst,
+                found.plain,
+                found.own,
+                found.least,
+                found.most,
+            ]
+            words += [outcome.setting, *found.cells]
+        lines.append(" | ".join(words) + "\n")
+    return "".join(lines)
 
 
 def _metrics(cells: list[Record]) -> str:

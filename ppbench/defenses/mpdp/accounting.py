@@ -123,6 +123,9 @@ def calibrate(
 def delta_given_scales(sigma_eta: float) -> float:
     """Return delta, for any epsilon, of a shift of one coordinate by the sensitivity, if the scales R are known.
 
+    It is a coalition's with all neighbours, to whom only eta hides the shift. The server alone also lacks the pairwise
+    noise, which leaves it the sum over clients: with five it is certain in fewer than one draw of a hundred.
+
     Given R the noise is R times a uniform, whose support moves with the gradient: off the common part, 1 - min(1, 1 /
     (2 sqrt(2) sigma_eta R)), old and new are distinguished with certainty. This is the mean over R of law |DN*(1)|.
     """

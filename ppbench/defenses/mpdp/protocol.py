@@ -77,7 +77,7 @@ class MPDP(ModelPerturbation):
             claim += f", with no guarantee here: {sigmas.violated[0]}"
         single = delta_given_scales(sigmas.eta)
         certain = f"is certain of a change of one coordinate with probability {single:.2g}"
-        consequences = f"; an adversary who knows the scales {certain}"
+        consequences = f"; who knows the scales and colludes with all neighbours {certain}"
         drawn = None if server is None else server.own.graph
         graph = secagg.complete_graph(plan.clients) if drawn is None and self.graph == "complete" else drawn
         if graph is not None:
