@@ -41,7 +41,7 @@ REFERENCE = (
 """What is public beside the names that `ppbench` and `ppbench.testing` export."""
 BOARDS, PICTURES = ROOT / "leaderboards", ROOT / "leaderboards" / "pictures"
 NOTEBOOK = ROOT / "examples" / "notebook" / "explore.ipynb"
-BOOSTS = {"levels.md": 4.0, "tutorial-data.md": 4.0, "defenses.md": 3.0, "boards.md": 2.0, "deployed.md": 2.0}
+BOOSTS = {"levels.md": 4.0, "tutorial-data.md": 4.0, "defenses.md": 20.0, "boards.md": 2.0, "deployed.md": 2.0}
 MUTED = ("claims", "benchmarks", "api", "cli", "columns", "CONTRIBUTING", "leaderboards/boards", "examples")
 """In a search, pages that explain a word come before long tables that contain it."""
 
