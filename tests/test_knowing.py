@@ -73,6 +73,18 @@ def test_ours_count_at_full_strength_and_the_generic_one_where_the_truth_explain
     assert all(badges == [UNINFORMED[1]] for _, badges in ranked(some).values()), "clients do what it does not model"
 
 
+def test_labels_explain_no_upload(scene, fabricate):
+    """The generic attack on labels is asked of every defense: it would vouch for each, exact or not."""
+    records = foreign(scene("adaptive_dp", (8.0, 7.5)))
+    for defense, value in (("none", None), ("full_noise", None), ("mine", 0.1), ("mine", 1.0)):
+        about = {"control": "sigma"} if value else {}
+        records.append(fabricate(defense, value, "server_labels", "label", 0.1, adaptive=True, n=40, **about))
+    board, *_ = boards_of(foreign(records), no_claims)
+    rows = [entry for entry in board.entries if entry.defense.id == "mine"]
+    assert "server_labels" in {record.config.attack.id for row in rows for record in row.records}
+    assert all(UNINFORMED[1] in [badge.text for badge in row.badges] and not row.rank for row in rows)
+
+
 def foreign(records, *flags):
     """Return records whose defense is another package's, with flags on its cells."""
     raised = [Flag(code=code, severity="warning", detail=f"{WORDS.get(code, code)}, it is said") for code in flags]

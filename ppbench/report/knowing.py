@@ -81,7 +81,12 @@ class Knowledge:
 
 
 def _exact(record: Record) -> bool:
-    return record.status == "complete" and all(flag.code != "evidence_inexact" for flag in record.flags)
+    """Return whether the truth explains the evidence exactly.
+
+    Reconstructions alone measure it. Of labels no flag means nothing, so they count where our tests check the pair.
+    """
+    measured = question_for(record).inputs or is_ours(record.config.defense)
+    return measured and record.status == "complete" and all(flag.code != "evidence_inexact" for flag in record.flags)
 
 
 def is_ours(defense: DefenseInfo) -> bool:
