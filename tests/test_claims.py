@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 from daily import every_third_row
@@ -160,8 +161,8 @@ def guarded(make, value=3.0, **about):
             (8.0, 99.0),
             "outside the premise : masks=None, not a or b",
         ),
-        (READ, outputs, (0.1, 1.0), "falls to 100.0% of decisions read: relative error of its outputs 0.012"),
-        (READ, outputs, (0.1, 0.7), "falls to 70.0% of decisions read"),
+        (READ, outputs, (0.1, 1.0), "falls to 100.0% of decisions read (by the best constant answer 10.0%): relative"),
+        (READ, outputs, (0.1, 0.7), "falls to 70.0% of decisions read (by the best constant answer 10.0%): in part; r"),
         (READ, outputs, (0.1, 0.1), "holds : no attack tried reads them"),
         (READ, outputs, (0.1, None), "inconclusive : no attack that knows the defense was run"),
         (READ, outputs, (0.1, 0.28), "inconclusive : the interval allows both"),
@@ -670,3 +671,24 @@ def test_an_error_is_set_beside_the_papers_in_its_own_unit(fabricate):
     figures = [float(finding.worst.split(" ")[0]) for finding in ours]
     assert figures[0] == pytest.approx(16 * figures[1]) and figures[1] > 0
     assert ours[0].verdict == ours[1].verdict == "falls"
+
+
+# -- the published pages ----------------------------------------------------------------------------------------------
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_index_is_short_and_a_papers_page_begins_with_the_answer():
+    index = (DOCS / "claims.md").read_text(encoding="utf-8")
+    pages = dict.fromkeys(re.findall(r"\]\((claims/[\w-]+\.md)\)", index))
+    assert len(index.split()) <= 600 and len(pages) == 6 and all((DOCS / page).is_file() for page in pages)
+    for page in [page for page in pages if not page.endswith("rules.md")]:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        head, says = text.partition("\n| Facts about")[0], "It says: "
+        assert len(head.split()) <= 200 and says in head and "](https://arxiv.org/abs/" in head
+        assert all(f"{kind}: " in head or f"about {kind.lower()}" in head for kind in ("Privacy", "Utility", "Cost"))
+        assert text.count("<details") == text.count("</details>") and "## Evidence" in text
+
+
+@pytest.mark.nightly
+def test_the_pages_are_what_the_published_records_give(script):
+    assert script(DOCS / "make_claims.py").main(["--check"]) == 0

@@ -46,6 +46,8 @@ def planted(make, name, claim, at, noise=0.0):
         batch=claim.batch or (1 if steps == 1 else 128 * steps),
         probe="gradient" if steps == 1 else "local",
     )
+    if claim.views:
+        about["threat"] = claim.views[0]
     stages = ("iterate", "final") if kind == "membership" else ("iterate",) if kind == "extraction" else ("init",)
 
     def cell(defense, value, attack, level, **more):

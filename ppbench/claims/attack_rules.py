@@ -166,12 +166,10 @@ def outputs_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
     plain, strong = (figure_by_attack(case, r, name, form) for r in (sides.plain, worst))
     figures = f"{value(worst, name):{form}}"
     figures = f"relative error {figures}" if numbers else f"{figures} of decisions read"
+    figures += "" if numbers else _constant_answer(worst)
     reason = f"relative error of its outputs {figure_text(worst, 'output_error', '.2g')}"
-    read = worst.metric("agreement")
-    if not numbers and read is not None and (chance := read.chance) is not None:
-        reason += f"; the best constant answer agrees with {chance:.1%} of the model's decisions"
-        right = worst.utility.accuracy
-        reason += "" if right is None else f"; the trained model's accuracy is {right:.1%}"
+    right = worst.utility.accuracy
+    reason += "" if right is None else f"; the trained model's accuracy is {right:.1%}"
 
     def finding(verdict: ClaimVerdict, reason: str, to: str = "") -> ClaimFinding:
         read = value(worst, name) or 0.0
@@ -187,6 +185,12 @@ def outputs_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
     if outcome == "stands":
         return finding("holds", f"no attack tried reads them; {reason}")
     return finding("inconclusive", f"the interval allows both; {reason}")
+
+
+def _constant_answer(worst: Measured) -> str:
+    """Return how often the best constant answer agrees with the model, as a figure to set beside an attack's."""
+    read = worst.metric("agreement")
+    return "" if read is None or read.chance is None else f" (by the best constant answer {read.chance:.1%})"
 
 
 ACCURACY_TOLERANCE = 0.05

@@ -216,9 +216,8 @@ class PaperPage:
         for outcome in here:
             claim = outcome.claim
             where = f"{claim.source} ({outcome.defense})"
-            reason = f": {outcome.finding.reason}" if isinstance(outcome, Checked) and outcome.finding.reason else ""
             ours = [*map(escape, (where, _said(claim), our_figure(outcome)))]
-            rows.append([*ours, verdict_of(outcome) + ("" if claim.baseline else escape(reason))])
+            rows.append([*ours, verdict_of(outcome) + _because(outcome)])
         caveats = dict.fromkeys(escape(f"{o.claim.source}: {o.claim.caveat}") for o in here if o.claim.caveat)
         below = *caveats, *clockless(here), self._reasons(here)
         return "\n\n".join([f"{mark}# Outside the tables", markdown_table(rows), *below])
@@ -325,10 +324,10 @@ def our_figure(outcome: Outcome) -> str:
 
 
 def verdict_of(outcome: Outcome) -> str:
-    """Return what became of a claim, as a cell has it; verdicts in bold, and "" of what is no claim."""
-    if outcome.claim.baseline:
-        return ""
+    """Return what became of a claim, as a cell has it; verdicts in bold. What is no claim has none."""
     fate = claim_fate(outcome)
+    if outcome.claim.baseline and fate != "outside the premise":
+        return ""
     words = CELL_WORDS.get(fate, fate)
     return f"**{words}**" if fate in ("falls", "holds") else words
 
@@ -391,16 +390,16 @@ def grid(outcomes: Sequence[Outcome], across: str = "") -> list[list[str]]:
 
 
 def varying_fields(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the fields in which outcomes differ, without those that follow from another one."""
+    """Return the fields in which outcomes differ, without those that follow from another one; a metric is always named
+    but by the part of the table.
+    """
     places = [_place(outcome) for outcome in outcomes]
     kept: list[str] = []
     for name in PLACES:
-        values = {place[name] for place in places}
-        follows = any(
-            len({(p[other], p[name]) for p in places}) == len({p[other] for p in places}) == len(values)
-            for other in kept
-        )
-        kept += [name] if len(values) > 1 and not follows else []
+        others = [other for other in kept if name != "metric" or other == "part"]
+        follows = any(len({(p[other], p[name]) for p in places}) == len({p[other] for p in places}) for other in others)
+        if not follows and len({place[name] for place in places}) > 1:
+            kept.append(name)
     return kept
 
 
@@ -414,7 +413,7 @@ def _place(outcome: Outcome) -> Mapping[str, str]:
         "clients": "" if claim.clients is None else count_of(claim.clients, "client"),
         "defense": outcome.defense,
         "when": " ".join(equations(claim.when)),
-        "metric": HEADS.get(claim.metric, claim.metric) if not claim.part else "",
+        "metric": HEADS.get(claim.metric, claim.metric),
         "batch": "" if claim.batch is None else f"batch {claim.batch}",
     }
 
@@ -451,6 +450,14 @@ def _told(fact: Fact) -> str:
         where += f", better {head} than others on {claim.dataset}" if claim.than else f", {head} on {claim.dataset}"
     to = outcome.finding.to if isinstance(outcome, Checked) and every == 1 else f"in {number} of {every} cells"
     return f"{where}: {ANSWERS[fact.fate]} {to}".strip()
+
+
+def _because(outcome: Outcome) -> str:
+    """Return in Markdown to what a claim falls and why, to follow its verdict; "" of what has none."""
+    if isinstance(outcome, Unchecked) or outcome.claim.baseline:
+        return ""
+    finding = outcome.finding
+    return (f" {escape(finding.to)}" if finding.to else "") + (f": {escape(finding.reason)}" if finding.reason else "")
 
 
 def _said(claim: Claim) -> str:
