@@ -24,7 +24,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import Slot
+from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
 
 pytest.importorskip("flwr")
@@ -60,10 +60,10 @@ def loaded(name: str) -> Any:
     return load_plugin("defenses", name)
 
 
-def started(name: str, opt: Opt | None = None) -> Federation:
+def started(name: str, opt: Opt | None = None, **options: str) -> Federation:
     made = loaded(name)()
     local = Local("delta", 1, 8, opt or Opt("sgd", 0.1))
-    plan = Plan(net_spec("quick_app.task:Net", (1, 8, 8), 10, {}), CLIENTS, local)
+    plan = Plan(net_spec("quick_app.task:Net", (1, 8, 8), 10, options), CLIENTS, local)
     run = Federation(made, plan, {client: data(20 + client, client) for client in range(CLIENTS)}, Seeds(0))
     run.start(initial(plan.spec, 0))
     return run
@@ -104,6 +104,29 @@ def test_its_rounds_train_and_its_view_holds_counts_losses_and_buffers(app: Path
     assert int(result.metrics["metrics"]["num-examples"]) == 2
     assert float(result.metrics["metrics"]["train_loss"]) > 0
     assert {"norm.running_mean", "norm.num_batches_tracked"} <= {*result.arrays["buffers"]}
+
+
+def test_its_running_statistics_are_averaged_and_seen_if_norms_are_tracked(app: Path) -> None:
+    """As by Flower, whose apps send a whole state dict: the view holds mean and variance of a victim's batch."""
+    run = started(changed(app), norms="tracked")
+    names = "features.norm.running_mean", "features.norm.running_var"
+    assert run.run(1) and {*names} <= {*run.parties.server.params}
+    before, run.wire.keep = run.parties.server.params, True
+    assert run.run(2)
+    sent = [mail.message for mail in run.wire.mail if mail.receiver == SERVER]
+    decoded = [run.defense.decode(answer, before) for answer in sent]
+    assert len(decoded) == CLIENTS
+    for name in names:
+        moved = before[name].double() - run.parties.server.params[name].double()
+        shares = torch.tensor([20.0, 21.0, 22.0], dtype=torch.float64)[:, None] / 63
+        mean = (shares * torch.stack([part[name].double() for part in decoded])).sum(0)
+        torch.testing.assert_close(moved, mean, rtol=1e-4, atol=1e-6)
+    view, victims = seen(run, 4)
+    for one in view.defense.evidence(view):
+        right, other = victims[one.unit[0]], data(4, 99)
+        assert {*one.statistics} == {*names} and at_truth(one, right.x[None], right.y[None]) < 1e-8
+        assert at_truth(one, other.x[None], other.y[None]) > 1e-3
+    assert {*next(iter(view.exchanges())).answer.rest.arrays["buffers"]} == {"norm.num_batches_tracked"}
 
 
 def test_probes_move_nothing_and_a_seed_gives_one_result(app: Path) -> None:

@@ -35,7 +35,7 @@ from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
 from ppbench.run.scene import probe_group
 from ppbench.run.train import federation
-from ppbench.run.user_gradients import view_of
+from ppbench.run.update_view import view_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPE = (1, 8, 8)

@@ -14,7 +14,7 @@ import ppbench
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.nets.net import net_spec
-from ppbench.run.local_steps import first_rate, fitted_rate
+from ppbench.run.update_view import first_rate, fitted_rate
 
 SHAPE, PLACES = (1, 8, 8), [7, 3, 12, 40]
 

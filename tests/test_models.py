@@ -135,7 +135,7 @@ def test_smallest_input_works_and_a_smaller_one_is_refused(model, shape, smaller
         ("densenet", {"growth": 0}, "growth must be a whole number of at least 1"),
         ("densenet", {"blocks": 1.5}, "blocks must be a whole number"),
         ("densenet", {"layers": True}, "layers must be a whole number"),
-        ("resnet20", {"norm": "ln"}, "norm must be one of none, bn, gn, fixup"),
+        ("resnet20", {"norm": "ln"}, "norm must be one of none, bn, gn, fixup, tracked"),
         ("resnet32", {"shortcut": "C"}, "shortcut must be one of A, B"),
         ("resnet56", {"head_bias": "no"}, "head_bias must be true or false"),
         ("resnet20", {"norm": "gn", "groups": 32}, "groups must divide 16"),
@@ -313,10 +313,10 @@ def test_a_block_is_relu_of_branch_plus_shortcut(norm, index):
 
 def test_batch_norm_sees_the_batch_and_the_other_norms_do_not():
     x = rand(3, 3, 8, 8)
-    for norm in NORMS:
+    for norm in (*NORMS, "tracked"):
         net, params = made("resnet20", (3, 8, 8), {"norm": norm})
         alone, together = net(params, x[:2])[0], net(params, x)[0]
-        assert torch.allclose(alone, together, rtol=1e-9) == (norm != "bn"), norm
+        assert torch.allclose(alone, together, rtol=1e-9) == (norm not in ("bn", "tracked")), norm
 
 
 # -- initial laws ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from ppbench.nets.model_object import HeldNetwork, held_network
 from ppbench.nets.modes import drawing, run_module
 from ppbench.nets.net import Net, _built, build, initial, net_spec
 from ppbench.run.loop import load_attack
-from ppbench.run.user_gradients import view_of
+from ppbench.run.update_view import view_of
 
 EXACT = 1e-10
 

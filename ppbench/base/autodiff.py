@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,3 +50,32 @@ def gradients(function: Callable[[Params], Tensor], params: Params, count: int) 
 
 def _inputs(params: Params, differentiable: bool) -> Params:
     return {n: p if differentiable and p.requires_grad else p.detach().requires_grad_() for n, p in params.items()}
+
+
+class _Towards(torch.autograd.Function):
+    """0, with value - target as its gradient by value, and none by what the target depends on."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, target: Tensor) -> Tensor:
+        return value.new_zeros(())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        value, target = ctx.saved_tensors
+        return slopes[0] * (value - target), None
+
+
+def towards(value: Tensor, target: Tensor) -> Tensor:
+    """Return 0, whose gradient is value - target by `value`, and 0 by all that `target` is computed of.
+
+    A term for what is no minimum of the objective: a running mean moves towards a batch's without a say of the weights.
+    That gradient is differentiable by both again. value, target: tensors of one shape.
+    """
+    zero: Tensor = _Towards.apply(value, target)  # type: ignore[no-untyped-call]
+    return zero

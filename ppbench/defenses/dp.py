@@ -49,6 +49,7 @@ class DP(Defense):
         "quick": (1e-4, 0.01, 0.1),
         "paper": (1e-4, 1e-3, 0.01, 0.1, 0.5),
     }
+    tracks: ClassVar[bool] = True
     paper: ClassVar[str] = "Fan et al., Rethinking Privacy Preserving Deep Learning, 2020 (arXiv 2006.11601)"
     epsilon_reason: ClassVar[str] = "gradients are not clipped, so their sensitivity has no bound"
 

@@ -17,6 +17,7 @@ class NoDefense(Defense):
     """Plain federated averaging; the control that every attack must break."""
 
     name: ClassVar[str] = "none"
+    tracks: ClassVar[bool] = True
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
 
 
@@ -28,6 +29,7 @@ class FullNoise(Defense):
 
     name: ClassVar[str] = "full_noise"
     version: ClassVar[str] = "2"
+    tracks: ClassVar[bool] = True
     paper: ClassVar[str] = "control: perfect privacy, no utility"
     epsilon_reason: ClassVar[str] = "uploads do not depend on data (epsilon 0)"
 

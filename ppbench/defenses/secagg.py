@@ -15,7 +15,7 @@ from ppbench.base.tree import Params, Tree
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits, NonNegativeInt
 from ppbench.federation.contract import Context, Round, Server, others_evidence
-from ppbench.federation.evidence import Evidence, Shared, as_gradient
+from ppbench.federation.evidence import Evidence, Shared, as_gradients
 from ppbench.federation.plan import Layout
 from ppbench.federation.secagg import PairedDefense, cohort_evidence, cohorts, others_masks
 from ppbench.federation.threats import TARGET
@@ -42,6 +42,7 @@ class SecureAggregation(PairedDefense):
     )
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"schedule": "parallel"} for name in ("quick", "paper")}
     epsilon_reason: ClassVar[str] = "there is no noise; the server reads the exact sum of the cohort's updates"
+    tracks: ClassVar[bool] = True
     sums = True
 
     def upload(self, ctx: Context, me: secagg.PairKeys, result: Params) -> Tree:
@@ -72,7 +73,7 @@ class SecureAggregation(PairedDefense):
         if view.threat.colludes:
             bare = [(e, self._bare(view, e)) for e in uploads if e.slot.client == TARGET]
             return [
-                Evidence((e.slot,), update, shared.at(e.request.params), e.request.params)
+                shared.mean((e.slot,), update, e.request.params, [1.0], "update")
                 for e, update in bare
                 if update is not None
             ]
@@ -80,9 +81,8 @@ class SecureAggregation(PairedDefense):
         for unit in cohorts(uploads, view.plan.clients):
             server = view.state_at(unit[0])
             if server is not None:
-                divisor = as_gradient(view.plan, unit[0].round)
-                mean = self.total([e.answer.params for e in unit])
-                pieces.append(cohort_evidence(shared, {n: v / divisor for n, v in mean.items()}, unit, server))
+                mean = as_gradients(view.plan, unit[0].round, self.total([e.answer.params for e in unit]))
+                pieces.append(cohort_evidence(shared, mean, unit, server))
         return pieces
 
     def _own(self, view: View, exchange: Exchange, params: Params) -> Params:
@@ -105,9 +105,8 @@ class SecureAggregation(PairedDefense):
         if masks is None or server is None:
             return None
         share = float(server.counts[exchange.slot.client]) / float(server.counts.sum())
-        scale = share * as_gradient(view.plan, exchange.round)
-        bare = secagg.from_ring(flat.cpu() + masks, self.fraction_bits) / scale
-        return layout.unpack(bare.to(flat.device))
+        bare = secagg.from_ring(flat.cpu() + masks, self.fraction_bits)
+        return as_gradients(view.plan, exchange.round, layout.unpack(bare.to(flat.device)), share)
 
 
 def _weights(view: View) -> list[float]:

@@ -21,7 +21,7 @@ from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.secret_draws import at_step
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import bounds_of
-from ppbench.federation.evidence import Evidence, Shared, as_gradient
+from ppbench.federation.evidence import Evidence, Shared, as_gradients, precision_of
 from ppbench.federation.plan import Batch, Data, Layout, Noise, Plan, all_at_once, shuffled
 from ppbench.federation.plan import Context as Context
 from ppbench.federation.view import Exchange, View
@@ -94,12 +94,13 @@ def plain_evidence(view: View) -> list[Evidence]:
     for exchange in view.exchanges():
         if not isinstance(exchange.request, Model) or exchange.slot in by_slot:
             continue
-        params, divisor = shared.same(exchange.request.params), as_gradient(view.plan, exchange.round)
+        params = shared.same(exchange.request.params)
         change = _update(view, exchange, params)
         if not _fits(change, params):  # only the server can decode it
             continue
-        observed = change if divisor == 1 else tree_map(lambda value, d=divisor: value / d, change)  # type: ignore[misc]
-        by_slot[exchange.slot] = Evidence((exchange.slot,), observed, shared.at(params), params)
+        observed = as_gradients(view.plan, exchange.round, change)
+        statistics = precision_of(view.plan, params, observed)
+        by_slot[exchange.slot] = Evidence((exchange.slot,), observed, shared.at(params), params, statistics=statistics)
     return list(by_slot.values())
 
 
@@ -144,9 +145,10 @@ def others_evidence(
     for others, own_uploads, first, second in client_observations(view):
         parts = [own(e, first) for e in own_uploads]
         size, theirs = len(others) + len(own_uploads), [weights[slot.client] for slot in others]
-        divisor = sum(theirs) * as_gradient(view.plan, own_uploads[0].round)
-        total = {n: (first[n].double() - second[n].double()) / opt.lr * size for n in first}
-        observed = {n: (total[n] - sum(part[n].double() for part in parts)) / divisor for n in first}
+        rates = view.plan.net.statistics if view.plan.local.upload == "gradient" else {}
+        total = {n: (first[n].double() - second[n].double()) / rates.get(n, opt.lr) * size for n in first}
+        rest = {n: total[n] - sum(part[n].double() for part in parts) for n in first}
+        observed = as_gradients(view.plan, own_uploads[0].round, rest, sum(theirs))
         pieces.append(shared.mean(others, observed, first, [w / sum(theirs) for w in theirs], "aggregate"))
     return pieces
 
@@ -199,6 +201,8 @@ class Defense:
         sends: what clients send, an "update" or "weights"; with "weights" a probe is one local step.
         mappable: whether `compute` may run under vmap over clients; False if it draws.
         everybody: whether every client must take part in every round: masks or noise cancel only in the sum of all.
+        tracks: whether running statistics of norms may be among the parameters (`Net.statistics`): clients train by
+            `Plan.objective`, step by `Plan.stepped`, and its evidence reads them.
     """
 
     name: ClassVar[str]
@@ -215,11 +219,17 @@ class Defense:
     sends: ClassVar[Literal["update", "weights"]] = "update"
     mappable: ClassVar[bool] = True
     everybody: ClassVar[bool] = False
+    tracks: ClassVar[bool] = False
 
     # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
         """Raise UsageError, before anything runs, for a parameter out of bounds or a plan that does not fit."""
         self.check_bounds()
+        if plan.net.statistics and not self.tracks:
+            raise UsageError(
+                f"Defense {self.name!r} cannot be used with running statistics that travel; take another value of the "
+                "model's option norms (norm of our ResNets)."
+            )
         if plan.sample and self.everybody:
             needs = f"Defense {self.name!r} needs all clients in every round, not {plan.sample} of {plan.clients}"
             raise UsageError(f"{needs}; leave out --sample.")
@@ -322,7 +332,11 @@ class Defense:
         """Return the server's state after its optimizer's step on an aggregated update; weights keep their dtype."""
         layout, server_opt = Layout.of(server.params), ctx.plan.server_opt
         flat = layout.pack(server.params)
-        flat, opt = server_opt.step(flat, layout.pack(update).to(flat.dtype), server.opt, server_opt.rate(ctx.round))
+        step, rate = layout.pack(update).to(flat.dtype), server_opt.rate(ctx.round)
+        if ctx.plan.local.upload == "gradient":
+            flat, opt = ctx.plan.stepped(server_opt, layout, flat, step, server.opt, rate)
+        else:
+            flat, opt = server_opt.step(flat, step, server.opt, rate)
         return Server(layout.unpack(flat), opt, server.counts, server.own)
 
     def deliver(self, ctx: Context, server: Server) -> Tree:
@@ -331,7 +345,7 @@ class Defense:
 
     def predict(self, plan: Plan, message: Tree, x: Tensor) -> Tensor:
         """Return logits [B, C] as a client computes them from a delivered or broadcast message."""
-        return plan.net(message.params, x)
+        return plan.net.in_use(message.params, x)
 
     def own_models(self, clients: Sequence[Tree]) -> list[Tree]:
         """Return each client's own model, as `predict` takes it, from the clients' states; empty if they have none."""
@@ -380,7 +394,7 @@ class Defense:
         flat = layout.pack(job.start)
         for t in range(job.batches.x.shape[0]):
             step = self.local_gradient(plan, layout.unpack(flat), *step_inputs(job, t))
-            flat, state = plan.local.opt.step(flat, layout.pack(step), state, job.lr)
+            flat, state = plan.stepped(plan.local.opt, layout, flat, layout.pack(step), state, job.lr)
         return flat, state
 
     def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:

@@ -51,6 +51,10 @@ class Straight(Plan):
         weights = torch.cat([params[name].reshape(-1) for name in self.direction])
         return torch.dot(weights, self.flat.to(weights)).expand(len(x), 1)
 
+    def training_pass(self, params: Params, x: Tensor) -> tuple[Tensor, Params]:
+        """Return the "outputs" [B, 1], and no statistics: the direction has these."""
+        return self._product(params, x), {}
+
     def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the "outputs" [B, 1] themselves, as [B]."""
         return logits[:, 0]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from ppbench.base.autodiff import towards
 from ppbench.base.errors import UsageError
 from ppbench.base.secret_draws import NO_SECRETS, SecretDraws
 from ppbench.base.tree import Params, Tree, node
@@ -212,11 +213,32 @@ class Plan:
         """Whether the loss compares softmax(logits) with classes."""
         return self.loss.classes if isinstance(self.loss, OwnLoss) else self.loss == "cross_entropy"
 
+    def stepped(
+        self, opt: Opt, layout: Layout, flat: Tensor, gradient: Tensor, state: Tree, lr: float | Tensor
+    ) -> tuple[Tensor, Tree]:
+        """Return flat parameters and state after a step of `opt`; running statistics move by their own share."""
+        end, state = opt.step(flat, gradient, state, lr)
+        moving = build(self.spec).statistics
+        if not moving:
+            return end, state
+        sizes = [torch.Size(shape).numel() for shape in layout.shapes]
+        shares = torch.cat([flat.new_full((n,), moving.get(k, 0.0)) for k, n in zip(layout.names, sizes, strict=True)])
+        return torch.where(shares > 0, flat - shares * gradient, end), state
+
+    def training_pass(self, params: Params, x: Tensor) -> tuple[Tensor, Params]:
+        """Return outputs [B, C] of x [B, *shape], and the batch statistics of the tracked norms (`Net.statistics`)."""
+        return self.net.with_statistics(params, x)
+
     def objective(self, params: Params, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        """Return the weighted mean loss (scalar) of x [B, *shape], y [B, C] with weights w [B]."""
+        """Return the weighted mean loss (scalar) of x [B, *shape], y [B, C] with weights w [B].
+
+        Its gradient by running statistics is these minus the batch's, which move them without a say of the weights.
+        """
         shares = self.loss.shares(y) if isinstance(self.loss, OwnLoss) else None
         total = (w if shares is None else w * shares).sum()
-        return (w * self.example_loss(self.net(params, x), y)).sum() / total.clamp(min=1e-12)
+        outputs, batch = self.training_pass(params, x)
+        mean = (w * self.example_loss(outputs, y)).sum() / total.clamp(min=1e-12)
+        return mean + sum(towards(params[name], value) for name, value in batch.items() if name in params)
 
 
 @dataclass(frozen=True)

@@ -45,18 +45,20 @@ def held_network(
     when: str = " before the gradient is taken",
     output: OutputName | None = None,
     any_output: bool = False,
+    tracked: bool = False,
 ) -> HeldNetwork:
     """Return a copy of a user's network, float32 and on the CPU, for inputs of `shape` (without a batch).
 
     data_range: least and greatest value of an input. when: for errors, when to switch to eval mode. output: the part of
     its answer that the loss takes; None if that is the answer. any_output: whether one output, and probabilities, do.
+    tracked: whether running statistics of batch norms in training mode are entries of its weights.
     UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or `nets.user_model` refuses it.
     """
     module = _with_weights(module)
     name = type(module).__name__
     with torch.random.fork_rng(devices=[]):
         try:
-            copy, x = importable(lambda: user_model.runnable_copy(module, shape, data_range))
+            copy, x = importable(lambda: user_model.runnable_copy(module, shape, data_range, tracked))
             flat = any_output and _is_flat(copy, x, output)
             copy = copy if output is None and not flat else with_output(copy, output, flat)
             answer, _ = modes.run_module(copy, x)
@@ -71,7 +73,9 @@ def held_network(
     net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
     kept = isinstance(module, Classifier) or not isinstance(classifier, UserNetwork)  # the names are the module's
     names_here = {n if kept else net.own_name(n): n for n in start}
-    names = {names_here[n]: n for n, value in module.named_parameters() if value.requires_grad}
+    trained = (n for n, value in module.named_parameters() if value.requires_grad)
+    own = (*trained, *(n for n, _ in module.named_buffers()))
+    names = {names_here[n]: n for n in own if n in names_here}
     sums = answer.float().exp().sum(-1) if isinstance(answer, Tensor) and spec.classes > 1 else torch.zeros(1)
     return HeldNetwork(spec, names, torch.allclose(sums, torch.ones_like(sums), atol=1e-4), flat)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -28,6 +29,84 @@ DRAW_REPEATS = 8
 """Passes with different draws that must agree before draws count as without effect."""
 _FORWARDS = (_BatchNorm.forward, _InstanceNorm.forward)
 """torch's own norms: a user's norm may need its running statistics in training mode."""
+
+
+STATISTICS = ("running_mean", "running_var")
+"""torch's names of a norm's running statistics."""
+
+
+class TrackedNorm(_BatchNorm):
+    """A batch norm whose running statistics are entries of the parameters, not state that a pass changes.
+
+    In training mode it normalizes by the batch, and notes the batch's mean and unbiased variance, towards which torch
+    moves the running ones, where `recorded` asks for them; else it normalizes by the running statistics.
+    """
+
+    momentum: float
+    running_mean: Tensor
+    running_var: Tensor
+    notes: list[tuple[Tensor, Tensor]] | None = None
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.num_batches_tracked = None
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Accept what the user's layer did."""
+
+    def forward(self, input: Tensor) -> Tensor:  # torch's own name
+        """Return normalized inputs [B, C, ...]."""
+        if not self.training:
+            spread = self.running_var.clamp(min=0.0)  # a defense's noise may make it negative
+            return batch_norm(input, self.running_mean, spread, self.weight, self.bias, False, 0.0, self.eps)
+        out = batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        if self.notes is not None:
+            variance, mean = torch.var_mean(input, [0, *range(2, input.dim())])
+            self.notes.append((mean, variance))
+        return out
+
+
+def _moves(part: nn.Module) -> bool:
+    """Return whether a norm moves its running statistics by a fixed share of the way to each batch's."""
+    own = isinstance(part, _BatchNorm) and part.training and type(part).forward in _FORWARDS
+    return own and part.running_mean is not None and bool(part.momentum)  # None: the mean over all batches so far
+
+
+def moving_statistics(module: nn.Module) -> dict[str, float]:
+    """Return the norm's momentum by the name of each running statistic that a training step moves by such a share."""
+    norms = [(name, part) for name, part in module.named_modules() if _moves(part)]
+    return {f"{name}.{end}".lstrip("."): part.momentum for name, part in norms for end in STATISTICS}
+
+
+def tracked_norms(module: nn.Module) -> dict[str, TrackedNorm]:
+    """Return the norms with running statistics among the parameters, by name."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, TrackedNorm)}
+
+
+@contextmanager
+def recorded(norms: Iterable[TrackedNorm]) -> Iterator[None]:
+    """Let norms note the statistics of their batches in the block, in `notes`."""
+    kept = list(norms)
+    for part in kept:
+        part.notes = []
+    try:
+        yield
+    finally:
+        for part in kept:
+            part.notes = None
+
+
+@contextmanager
+def using_statistics(norms: Iterable[TrackedNorm]) -> Iterator[None]:
+    """Let norms normalize by their running statistics in the block."""
+    kept = list(norms)
+    for part in kept:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in kept:
+            part.training = True
 
 
 class DrawsAlways(Exception):
@@ -167,10 +246,11 @@ def answers_alike(module: nn.Module, other: nn.Module, x: Tensor) -> bool:
     return True
 
 
-def prepare(module: nn.Module) -> None:
+def prepare(module: nn.Module, tracked: bool = False) -> None:
     """Make a module twice differentiable, and freeze its layers' state between passes.
 
-    Norms in training mode need no running statistics. Spectral norms keep the singular vectors of the last pass, of
+    Norms in training mode need no running statistics; with `tracked`, batch norms that move theirs by a fixed share of
+    the way become `TrackedNorm`. Spectral norms keep the singular vectors of the last pass, of
     which a gradient of that pass was computed: a further iteration would change them. Tensors that are plain attributes
     become buffers, in their dtype, which are converted as a computation needs them.
     """
@@ -178,8 +258,12 @@ def prepare(module: nn.Module) -> None:
         if isinstance(getattr(part, "inplace", None), bool):
             part.inplace = False  # type: ignore[assignment]  # what is overwritten cannot be differentiated twice
         if isinstance(part, _BatchNorm | _InstanceNorm) and part.training and type(part).forward in _FORWARDS:
-            part.running_mean = part.running_var = part.num_batches_tracked = None
-            part.track_running_stats = False
+            part.num_batches_tracked = None
+            if tracked and _moves(part):
+                part.__class__ = TrackedNorm
+            else:
+                part.running_mean = part.running_var = None
+                part.track_running_stats = False
         for owner in (part, *part._forward_pre_hooks.values()):
             if isinstance(owner, _SpectralNorm | SpectralNorm):
                 owner.n_power_iterations = 0

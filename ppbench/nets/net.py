@@ -22,6 +22,7 @@ from ppbench.base.tree import Params
 from ppbench.nets import user_model
 from ppbench.nets.classifier import Classifier as Classifier
 from ppbench.nets.classifier import UserNetwork
+from ppbench.nets.modes import STATISTICS, recorded, tracked_norms, using_statistics
 
 # -- Per-example losses with soft targets. One object for client and attacker: two losses would silently differ --
 
@@ -125,7 +126,9 @@ def net_spec(
 class Net:
     """A network as a function of explicit parameters; it stores only frozen weights, on the CPU.
 
-    module: layers on the meta device. names, parameter_count: the trainable parameters in order; their entries. frozen:
+    module: layers on the meta device. names, parameter_count: the trainable parameters in order, then the `statistics`;
+    their entries. statistics: by the name of a running mean or variance that is an entry of the parameters
+    (`modes.TrackedNorm`), the share of the way to a batch's that it moves in a step (torch's momentum). frozen:
     constants by name, buffers too; frozen_parameters: the names of the parameters among them. feature_count: D, the
     width of the head's input. pixelwise: whether pixels are classified, so that features and outputs are maps.
     head_bias: whether the head has a bias, trained or not. mixes, fewest, most: as in `Classifier`.
@@ -136,15 +139,19 @@ class Net:
     def __init__(self, spec: NetSpec, module: Classifier) -> None:
         head = module.head
         parameters = dict(module.named_parameters(remove_duplicate=False))
-        trained = {name: value for name, value in parameters.items() if value.requires_grad}
+        trained: Params = {name: value for name, value in parameters.items() if value.requires_grad}
         if not trained:
             raise UsageError(
                 f"Model {spec.model!r} has no parameter that requires a gradient; leave one to be trained."
             )
         self.spec = spec
+        self._norms = tracked_norms(module)
+        self.statistics = {f"{name}.{end}": norm.momentum for name, norm in self._norms.items() for end in STATISTICS}
+        trained |= {name: module.get_buffer(name) for name in self.statistics}
         self.frozen = {name: value.detach() for name, value in parameters.items() if name not in trained}
         self.frozen_parameters = tuple(self.frozen)
-        self.frozen |= {name: value.detach() for name, value in module.named_buffers(remove_duplicate=False)}
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        self.frozen |= {name: value.detach() for name, value in buffers.items() if name not in trained}
         self._dtypes = {name: value.dtype for name, value in parameters.items()}
         self._dtypes |= {name: value.dtype for name, value in self.frozen.items()}
         self.module = module.to("meta")
@@ -166,8 +173,30 @@ class Net:
         return digest_of(self.frozen)
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """Return logits [B, C], of pixels [B, C, H, W], of x [B, *shape] under `params`."""
+        """Return logits [B, C], of pixels [B, C, H, W], of x [B, *shape] under `params`, as in a training step."""
         return self.head(params, self.features(params, x))
+
+    def in_use(self, params: Params, x: Tensor) -> Tensor:
+        """Return logits as in use: tracked norms normalize by their running statistics; other networks do the same."""
+        with using_statistics(self._norms.values()):
+            return self(params, x)
+
+    def with_statistics(self, params: Params, x: Tensor) -> tuple[Tensor, Params]:
+        """Return logits as in a training step, and the batch's mean and unbiased variance of each tracked norm.
+
+        UsageError: a norm is passed twice, so that its running statistics move twice in a step.
+        """
+        if not self._norms:
+            return self(params, x), {}
+        batch = dict[str, Tensor]()
+        with recorded(self._norms.values()):
+            logits = self(params, x)
+            for name, norm in self._norms.items():
+                if len(notes := norm.notes or []) > 1:
+                    words = f"Model {self.spec.model!r} passes its norm {self.own_name(name)!r} twice"
+                    raise UsageError(f"{words}; give each place its own, or take norms=batch.")
+                batch |= {f"{name}.{end}": value for note in notes for end, value in zip(STATISTICS, note, strict=True)}
+        return logits, batch
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         """Return the head's input [B, D], of pixels [B, D, H, W], of x [B, *shape]."""
@@ -357,5 +386,8 @@ def initial(spec: NetSpec, seed: int) -> Params:
 
 
 def trainable(module: nn.Module) -> Params:
-    """Return float32 copies of a module's trained parameters."""
-    return {name: p.detach().clone().float() for name, p in module.named_parameters() if p.requires_grad}
+    """Return float32 copies of a module's trained parameters, then of its tracked norms' running statistics."""
+    trained: Params = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    for norm in tracked_norms(module):
+        trained |= {f"{norm}.{end}": module.get_buffer(f"{norm}.{end}") for end in STATISTICS}
+    return {name: value.detach().clone().float() for name, value in trained.items()}

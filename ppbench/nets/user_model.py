@@ -34,7 +34,7 @@ from ppbench.nets.classifier import (
 )
 
 FactoryArguments = Mapping[str, str | int | float | bool]
-NORM_OPTIONS = ("batch", "running")
+NORM_OPTIONS = ("batch", "running", "tracked")
 DROPOUT_OPTIONS = ("refused", "off")
 _CLASSES = ("classes", "num_classes", "n_classes", "num_labels")
 _SHAPE = ("shape", "input_shape")
@@ -47,10 +47,11 @@ def build_user_network(
     """Return the network of `factory` as a classifier in training mode (UsageError: it is none).
 
     factory: called with those of classes, num_classes, shape, in_channels and the like that it accepts, and `options`.
-    Two options are ours: `norms` is "batch" (norms use the batch's statistics, in training and in use) or "running"
-    (layers with running statistics use the module's, which never change); `dropout` is "off" (each layer that draws in
-    training mode is put into eval mode) or "refused". If a network returns more than logits in training mode (auxiliary
-    heads), the network itself is put into eval mode, but not its layers.
+    Two options are ours: `norms` is "batch" (norms use the batch's statistics, in training and in use), "running"
+    (layers with running statistics use the module's, which never change) or "tracked" (batch norms use the batch's in
+    training, and in use running ones, which travel with the weights, as where frameworks send a whole state dict);
+    `dropout` is "off" (each layer that draws in training mode is put into eval mode) or "refused". If a network returns
+    more than logits in training mode (auxiliary heads), the network itself is put into eval mode, but not its layers.
     """
     remaining = dict(options)
     norms, dropout = remaining.pop("norms", NORM_OPTIONS[0]), remaining.pop("dropout", DROPOUT_OPTIONS[0])
@@ -102,9 +103,9 @@ def as_classifier(name: str, module: nn.Module, x: Tensor, when: str, any_output
 
 
 def runnable_copy(
-    module: nn.Module, shape: tuple[int, ...], data_range: tuple[float, float]
+    module: nn.Module, shape: tuple[int, ...], data_range: tuple[float, float], tracked: bool = False
 ) -> tuple[nn.Module, Tensor]:
-    """Return a prepared copy of a module on the CPU, and inputs in `data_range` that it accepts: two, else one.
+    """Return a copy of a module on the CPU, prepared (`modes.prepare`), and inputs in `data_range`: two, else one.
 
     The copy is float32, or keeps its dtypes if its forward pass needs them. If it accepts neither, the exception of its
     pass on two inputs is raised.
@@ -113,7 +114,7 @@ def runnable_copy(
     for count in (2, 1):
         for single in (True, False):
             copy, x = modes.copied(module).cpu(), _examples(shape, data_range)[:count]
-            modes.prepare(copy)
+            modes.prepare(copy, tracked)
             try:
                 copy = copy.float() if single else copy
                 modes.run_module(modes.copied(copy), x)
@@ -168,11 +169,14 @@ def factory_arguments(factory: Callable[..., Any], shape: tuple[int, ...], class
 def _in_training(module: nn.Module, x: Tensor, norms: str, dropout: str) -> nn.Module:
     """Return a module in training mode with the options of `build_user_network` (Unfit: it still draws)."""
     module.train()
+    bare = any(isinstance(part, _BatchNorm) and part.running_mean is None for part in module.modules())
+    if norms != "batch" and bare:
+        raise Unfit("it has a batch norm without running statistics; take the option norms=batch")
     if norms == "running":
-        if any(isinstance(part, _BatchNorm) and part.running_mean is None for part in module.modules()):
-            raise Unfit("it has a batch norm without running statistics; take the option norms=batch")
         modes.use_running_statistics(module, x)
-    modes.prepare(module)
+    if norms == "tracked" and not modes.moving_statistics(module):
+        raise Unfit("it has no batch norm that moves running statistics by a momentum; take the option norms=batch")
+    modes.prepare(module, norms == "tracked")
     module.float()
     if not isinstance(modes.run_module(module, x)[0], Tensor):
         module.training = False

@@ -40,18 +40,17 @@ from ppbench.records.schema import Scalar
 from ppbench.run.config import configure
 from ppbench.run.experiment import built_for, make_attack
 from ppbench.run.inversion_result import ALIKE, ROUNDING, Inverted, Planted, mix_with_noise, planted_of, variants
-from ppbench.run.local_steps import HOW, at_rate, first_rate, fitted_rate
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
+from ppbench.run.update_view import HOW, at_rate, first_rate, fitted_rate, view_of
 from ppbench.run.user_gradients import (
     Gradient,
     fitted_label,
     least_batch,
+    observation_of,
     read_gradient,
     scale_of,
     sign_of,
-    start_and_change,
-    view_of,
     without_decay,
 )
 from ppbench.run.user_inputs import (
@@ -61,6 +60,7 @@ from ppbench.run.user_inputs import (
     UserLoss,
     check_batch,
     check_real,
+    check_switches,
     int_between,
     label_rows,
     one_hot_of,
@@ -108,6 +108,7 @@ def invert(
     device: str | None = None,
     data_range: tuple[float, float] = (0.0, 1.0),
     planted: bool = True,
+    statistics: bool = True,
     training: Mapping[str, Scalar] | None = None,
     **parameters: Scalar,
 ) -> Inverted:
@@ -142,6 +143,8 @@ def invert(
         data_range: least and greatest value of an input, where searches begin (in its middle) and end.
         planted: whether the attack runs once more, on a gradient of known inputs (its answer, half noise), to learn
             what mismatch a solved batch leaves (`Inverted.solved_mismatch`): a second search, of the same budget.
+        statistics: whether the running means and variances of batch norms are used, if a pair (before, after) shows
+            that the client moved them: mean and variance of the batch in each layer.
         training: if `gradient` is the change of weights in several local steps, the options of those steps: lr (None:
             unknown, and fitted), local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate`
             takes them.
@@ -150,19 +153,18 @@ def invert(
     Raises UsageError, one sentence: an argument cannot be used, or the attack needs more than a gradient.
     """
     check_real(model)
-    module, gradient = start_and_change(gradient, unwrapped(model))
-    named, bounds = user_loss(loss, label_smoothing, class_weights), range_of(data_range)
-    any_output = named.targets != "classes"
-    network = held_network(module, shape_of(shape), bounds, output=output_of(output), any_output=any_output)
-    if not isinstance(planted, bool):
-        raise UsageError(f"planted={shown(planted)} cannot be used; it must be True or False.")
-    seen, steps = read_gradient(gradient, module, network), training is not None
+    check_switches(planted=planted, statistics=statistics)
+    steps, named, bounds = training is not None, user_loss(loss, label_smoothing, class_weights), range_of(data_range)
+    module, gradient, tracked = observation_of(gradient, unwrapped(model), steps, statistics)
+    any_output, part = named.targets != "classes", output_of(output)
+    network = held_network(module, shape_of(shape), bounds, output=part, any_output=any_output, tracked=tracked)
+    seen, moving = read_gradient(gradient, module, network), network.spec.net.statistics
     unseen = tuple(own for name, own in network.names.items() if name not in seen)
     if steps and unseen:
         raise UsageError(
             f"An update of several local steps must have each trained parameter; {unseen[0]!r} is missing."
         )
-    seen = without_decay(seen, network.spec.start, weight_decay, examples_in(labels, batch), steps)
+    seen = without_decay(seen, network.spec.start, weight_decay, examples_in(labels, batch), steps, moving)
     targets = targets_of(named, labels, batch, seen, network, steps)
     plan = _plan(network.spec, targets.batch, bounds, training, targets.loss)
     check_batch(plan, min(targets.batch, plan.local.batch))
@@ -170,7 +172,7 @@ def invert(
     challenge = Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None])
     place = next(iter(seen.values())).device if device is None else _device(device)
     start = moved(network.spec.start, place)
-    sent = {name: (value / targets.scale).to(place) for name, value in seen.items()}
+    sent = {name: (value if name in moving else value / targets.scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(int_between("seed", seed, 0, 2**63 - 1))
     if unknown_rate:
         view, parameters = at_rate(view, first_rate(sent, plan, challenge.batch)), {"fits_rate": True, **parameters}

@@ -5,8 +5,8 @@ This is the code of the bench: `federate` returns the bench's own `Federation`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch.nn import Module
@@ -76,6 +76,7 @@ def federate(
     shards: Sequence[Shard],
     *,
     data_range: tuple[float, float] = (0.0, 1.0),
+    norms: Literal["batch", "tracked"] = "batch",
     **training: Any,
 ) -> Federation:
     """Return a federation of a user's network and data under a defense, set up, at the network's own weights.
@@ -85,21 +86,20 @@ def federate(
 
     Args:
         defense: as `load_defense` gives it.
-        model: as of `invert`. Norms in training mode take the statistics of each batch; running ones stay.
+        model: as of `invert`.
         shards: what each client holds, as many clients as shards: inputs [N, *shape] and classes [N], tensors or
             arrays; or a `Dataset` or `DataLoader` of such pairs, which is read once (what it draws is drawn once).
         data_range: least and greatest value of an input; those of the shards must lie in it.
+        norms: "tracked": running statistics of norms in training mode move, are sent and averaged as weights are, and
+            used by `outputs`, as where frameworks send a state dict. "batch": all take those of the batch at hand.
         training: how clients train, as `evaluate` takes it: upload, optimizer, lr, momentum, beta2, local_epochs,
             batch_size, loss, schedule, decay_at, decay; and seed, device, tf32, backend. Defaults: as the
             defense's paper needs them, else as in an evaluation.
 
     Raises UsageError, one sentence: an argument cannot be used, or the defense does not suit the network.
     """
-    if other := next((name for name in training if name not in TRAINING), None):
-        raise unknown("option of training", other, TRAINING)
-    if not isinstance(defense, Defense):
-        raise UsageError(f"The defense is {shown(defense, 60)}; give what load_defense gives.")
-    spec, data = _network_and_data(model, shards, ends := range_of(data_range))
+    _check_given(defense, training)
+    spec, data = _network_and_data(model, shards, ends := range_of(data_range), norms)
     config = configure(defense=defense.name, clients=len(data), **training)
     plan = plan_on(config, spec, ends)
     check_device(config.device)
@@ -112,13 +112,26 @@ def federate(
     return federation
 
 
+def _check_given(defense: Any, training: Iterable[str]) -> None:
+    if other := next((name for name in training if name not in TRAINING), None):
+        raise unknown("option of training", other, TRAINING)
+    if not isinstance(defense, Defense):
+        raise UsageError(f"The defense is {shown(defense, 60)}; give what load_defense gives.")
+
+
 def _network_and_data(
-    model: Module, shards: Sequence[Shard], data_range: tuple[float, float]
+    model: Module, shards: Sequence[Shard], data_range: tuple[float, float], norms: str
 ) -> tuple[HeldSpec, dict[int, Data]]:
     """Return a copy of a user's network, for inputs such as the first client's, and each client's examples, checked."""
     pairs = shards_of(shards)
     check_real(model)
-    spec = held_network(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), data_range, when="").spec
+    if norms not in ("batch", "tracked"):
+        raise UsageError(f"norms={shown(norms)} cannot be used; it must be 'batch' or 'tracked'.")
+    tracked = norms == "tracked"
+    spec = held_network(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), data_range, when="", tracked=tracked).spec
+    if tracked and not spec.net.statistics:
+        words = "has no batch norm in training mode that moves running statistics by a momentum"
+        raise UsageError(f"norms='tracked' cannot be used: model {spec.model!r} {words}.")
     data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(pairs)}
     check_range(data, data_range)
     return spec, data

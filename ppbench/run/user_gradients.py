@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -19,18 +19,11 @@ from torch.nn import Module
 
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.tree import Params
-from ppbench.federation.contract import Defense
-from ppbench.federation.evidence import Evidence, PartGradient
-from ppbench.federation.plan import Plan
-from ppbench.federation.threats import HONEST_SERVER
-from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Model, Update, Wire
 from ppbench.metrics.intervals import Floats
 from ppbench.nets.classifier import HEAD_NAMES
 from ppbench.nets.model_object import HeldNetwork
-from ppbench.nets.modes import copied
+from ppbench.nets.modes import copied, moving_statistics
 from ppbench.nets.net import Net, OwnLoss
-from ppbench.run.experiment import make_defense
 from ppbench.run.user_inputs import describe_value, to_dense
 
 Gradient = Sequence[Any] | Mapping[str, Any] | Tensor
@@ -169,14 +162,26 @@ def _by_name(gradient: Any, module: Module, names: Names) -> dict[str, Any]:
     return _by_own_name(values, names)
 
 
-def start_and_change(update: Any, module: Module) -> tuple[Module, Gradient]:
-    """Return a network at the start of an update and start minus end, from a pair (before, after) of state dicts.
+class Observation(NamedTuple):
+    """A network at the start of an update, and the update: a gradient, or start minus end.
 
-    Any other update is returned as it is, with `module` itself, which is never changed. UsageError: the dicts lack a
-    parameter, or hold other shapes.
+    tracked: whether running statistics are in it, as start minus end of several steps, or start minus the batch's.
+    """
+
+    module: Module
+    update: Gradient
+    tracked: bool = False
+
+
+def observation_of(update: Any, module: Module, steps: bool, statistics: bool) -> Observation:
+    """Return what a pair (before, after) of state dicts shows; any other update as it is, with `module` itself.
+
+    Running statistics are in it if `statistics`, and if the client's batch norms moved them. steps: whether it took
+    several; else what they moved is divided by the norm's momentum. `module` is never changed. UsageError: the dicts
+    lack a parameter, or hold other shapes.
     """
     if not isinstance(update, tuple | list) or len(update) != 2 or not all(isinstance(p, Mapping) for p in update):
-        return module, update
+        return Observation(module, update)
     parameters, state = tuple(name for name, _ in module.named_parameters()), tuple(module.state_dict())
     names = Names(parameters, parameters, state)
     before, after = ({n: to_dense(v) for n, v in _by_own_name(part, names).items()} for part in update)
@@ -189,11 +194,25 @@ def start_and_change(update: Any, module: Module) -> tuple[Module, Gradient]:
             raise UsageError(f"Of the pair (before, after), one lacks {name!r} or has another shape; {right}.")
         first, last = (end.to(torch.float64).cpu() for end in ends if end is not None)
         change[name] = (first - last).float()
+    moved = _moved_statistics(before, after, moving_statistics(module), steps) if statistics else {}
     with torch.no_grad():
         for name, value in before.items():
             if value is not None and value.shape == own[name].shape:
                 own[name].copy_(value)
-    return start, change
+    return Observation(start, change | moved, bool(moved))
+
+
+def _moved_statistics(
+    before: Mapping[str, Tensor | None], after: Mapping[str, Tensor | None], shares: Mapping[str, float], steps: bool
+) -> dict[str, Tensor]:
+    """Return what `observation_of` says of the running statistics named in `shares`; empty if they were not sent."""
+    moved = dict[str, Tensor]()
+    for name, share in shares.items():
+        first, last = before.get(name), after.get(name)
+        if first is None or last is None or first.shape != last.shape:
+            return {}
+        moved[name] = ((first.double() - last.double()).cpu() / (1.0 if steps else share)).float()
+    return moved if any(bool(value.any()) for value in moved.values()) else {}
 
 
 ALONG = 0.5
@@ -536,8 +555,12 @@ def decay_of(gradient: Params, start: Params, batch: int) -> float | None:
     return best if beyond(best) <= FITTED else None
 
 
-def without_decay(gradient: Params, start: Params, decay: float | None, examples: int, steps: bool) -> Params:
+def without_decay(
+    gradient: Params, start: Params, decay: float | None, examples: int, steps: bool, statistics: Collection[str] = ()
+) -> Params:
     """Return a gradient of so many examples without `decay` times the weights; None: an unknown multiple (`decay_of`).
+
+    statistics: names of the running statistics, which do not decay.
 
     UsageError: no number, or it cannot be known here.
     """
@@ -552,39 +575,4 @@ def without_decay(gradient: Params, start: Params, decay: float | None, examples
     if decay is None:
         right = "give the number; it is read off a last nn.Linear with a bias, of fewer examples than classes"
         raise UsageError(f"weight_decay=None cannot be used here: no multiple of the weights explains it; {right}.")
-    return {name: value - decay * start[name].to(value) for name, value in gradient.items()}
-
-
-# -- The view of a server that has such a gradient, or some tensors of it --
-
-
-@dataclass(frozen=True)
-class PartlySeen(Defense):
-    """Plain federated averaging of which the adversary sees the parameters `seen` alone."""
-
-    name: ClassVar[str] = "none"
-
-    seen: frozenset[str] = frozenset()
-
-    def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence in which the other parameters have no weight, or are missing, if of the head.
-
-        Labels are read off a head wherever it is observed; closed forms pass a layer whose gradient has no weight.
-        """
-        return [self._part(e, view.plan) for e in super().evidence(view)]
-
-    def _part(self, whole: Evidence, plan: Plan) -> Evidence:
-        assert whole.params is not None  # one client's gradient
-        observed = {n: value for n, value in whole.observed.items() if n in self.seen or n not in HEAD_NAMES}
-        weight = {n: torch.full_like(value, float(n in self.seen)) for n, value in observed.items()}
-        simulate = PartGradient(whole.params, plan, frozenset(observed))
-        return replace(whole, observed=observed, simulate=simulate, weight=weight)
-
-
-def view_of(plan: Plan, params: Params, gradient: Params) -> View:
-    """Return the server's view of one undefended upload at `params`: a gradient, of which it may see some tensors."""
-    wire, whole = Wire(keep=True), gradient.keys() == params.keys()
-    wire.post(0, 1, 0, SERVER, [0], Model(params))
-    wire.post(0, 1, 0, 0, [SERVER], Update({n: gradient.get(n, torch.zeros_like(v)) for n, v in params.items()}))
-    defense = make_defense("none") if whole else PartlySeen(frozenset(gradient))
-    return View(HONEST_SERVER, SERVER, plan, defense, tuple(wire.mail), ())
+    return {n: value if n in statistics else value - decay * start[n].to(value) for n, value in gradient.items()}

@@ -53,6 +53,13 @@ def check_real(model: Any) -> None:
         raise UsageError(f"Parameter {names[0]!r} of the model is complex; {fix}.")
 
 
+def check_switches(**switches: Any) -> None:
+    """Refuse a switch that is neither True nor False (UsageError)."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise UsageError(f"{name}={shown(value)} cannot be used; it must be True or False.")
+
+
 def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of one input as a tuple (UsageError: it is no shape)."""
     ordered = isinstance(shape, Sequence | Tensor | np.ndarray) and not isinstance(shape, str | bytes)

@@ -85,6 +85,7 @@ class App(FlowerDefense):
     """A Flower app's folder as a defense."""
 
     folder: ClassVar[AppFolder]
+    tracks: ClassVar[bool] = True
 
     def check(self, plan: Plan) -> None:
         """As the base class; also raise UsageError if the plan's local optimizer is not the app's."""
@@ -151,11 +152,12 @@ class App(FlowerDefense):
     ) -> Message:
         """Return the answer of the client's app, which gets the weights by its own names and its network's buffers.
 
-        Buffers that it sends back are visible, but not aggregated: ppbench's networks have none that change.
+        Buffers that it sends back are visible, but not aggregated, other than running statistics under norms=tracked.
         """
         names = {name: plan.net.own_name(name) for name in plan.net.names}  # in the network's own `state_dict`
         module = imported(metadata.EntryPoint("network", self.folder.network, ""))()
-        buffers = array_record(dict(module.named_buffers()))
+        sent = {*names.values()}
+        buffers = array_record({name: value for name, value in module.named_buffers() if name not in sent})
         for key, record in [*request.array_records.items()]:
             if {*record} == {*plan.net.names}:
                 request[key] = ArrayRecord({names[n]: array for n, array in record.items()} | {**buffers})

@@ -24,9 +24,9 @@ from ppbench.attacks.reconstruction.search.priors import ImagePrior, Penalty
 from ppbench.attacks.reconstruction.search.starts import Label, PosedVictim
 from ppbench.attacks.reconstruction.spear import read_layer, tapped
 from ppbench.base.autodiff import gradient
-from ppbench.base.tree import Params, tree_map
+from ppbench.base.tree import Params
 from ppbench.federation.bounds import NonNegative, PositiveInt
-from ppbench.federation.evidence import Evidence, Mappable, Simulate, as_gradient, simulation
+from ppbench.federation.evidence import Evidence, Mappable, Simulate, as_gradient, moved_shares, simulation
 from ppbench.federation.plan import Layout, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.metrics.modality import modality_in
@@ -159,7 +159,9 @@ class LocalTraining(Mappable):
         for u in range(len(x)):
             weights = None if order is None else order[u].softmax(-1)
             ends.append(self._trained(layout, start, x[u], y[u], weights, None if rate is None else rate[u].exp()))
-        return layout.unpack((start - torch.stack(ends).mean(0)) / self.divisor)
+        moved = layout.unpack(start - torch.stack(ends).mean(0))
+        shares = moved_shares(self.plan, self.plan.local.epochs)
+        return {name: value / shares.get(name, self.divisor) for name, value in moved.items()}
 
     def _trained(
         self, layout: Layout, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None, faster: Tensor | None
@@ -176,13 +178,16 @@ class LocalTraining(Mappable):
                 return self.plan.objective(p, a, b, w)
 
             step = layout.pack(gradient(loss, layout.unpack(flat)))
-            flat, state = self.plan.local.opt.step(flat, step, state, rate)
+            flat, state = self.plan.stepped(self.plan.local.opt, layout, flat, step, state, rate)
         return flat
 
     def as_gradient(self, evidence: Evidence, count: int) -> Evidence:
         """Return `evidence` about `count` images with its change taken for a multiple of one gradient (`Opt.reach`)."""
-        gain = self.rate * self.plan.local.opt.reach(len(self.plan.local.steps(count))) / self.divisor
-        observed = {name: value / gain for name, value in evidence.observed.items()}
+        steps, epochs = len(self.plan.local.steps(count)), self.plan.local.epochs
+        gain = self.rate * self.plan.local.opt.reach(steps) / self.divisor
+        pairs = zip(moved_shares(self.plan, steps).items(), moved_shares(self.plan, epochs).values(), strict=True)
+        gains = {name: whole / part for (name, whole), part in pairs}
+        observed = {name: value / gains.get(name, gain) for name, value in evidence.observed.items()}
         return replace(evidence, observed=observed, simulate=self.once, params=self.params)
 
 
@@ -212,7 +217,8 @@ def signed(evidence: Sequence[Evidence], plan: Plan) -> list[Evidence]:
     for e in evidence:
         if e.params is not None:
             simulate = known.setdefault(id(e.params), one_gradient(plan, e.params))
-            e = replace(e, observed=tree_map(torch.sign, e.observed), simulate=simulate, params=None, measure="hinge")
+            signs = {name: o if name in e.statistics else o.sign() for name, o in e.observed.items()}
+            e = replace(e, observed=signs, simulate=simulate, params=None, measure="hinge")
         changed.append(e)
     return changed
 

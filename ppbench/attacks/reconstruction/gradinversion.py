@@ -1,7 +1,8 @@
-"""GradInversion (Yin, Mallya, Vahdat, Alvarez, Kautz and Molchanov, CVPR 2021), without its batch-norm statistics.
+"""GradInversion (Yin, Mallya, Vahdat, Alvarez, Kautz and Molchanov, CVPR 2021).
 
 Minimize ||grad - g*||^2 + TV + norm + group consistency over several seeds of a victim by Adam. Each seed is drawn to
-their mean after registration: small shifts that align them.
+their mean after registration: small shifts that align them. Statistics of norms are a term of every search where they
+are sent (`Evidence.statistics`): the batch's own, not the running ones, which the paper takes.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 6n + 2 layers: a 3x3 convolution, three stages of n blocks of two 3x3 convolutions with 16, 32 and 64 channels, global
 average pool, head. The first block of stages two and three halves the image. Convolutions have no biases.
 
-    norm: "none"; "bn", batch normalization by the statistics of the batch at hand (nothing is tracked); "gn", group
-        normalization; "fixup" (Zhang, Dauphin and Ma, ICLR 2019): no norm but a bias before and after each convolution
-        (one a channel, where the paper's are scalars, so that it can be scaled) and a multiplier a block.
+    norm: "none"; "bn", batch normalization by the statistics of the batch at hand (nothing is tracked); "tracked", the
+        same with running statistics that travel with the weights and are used in the end; "gn", group normalization;
+        "fixup" (Zhang, Dauphin and Ma, ICLR 2019): no norm but a bias before and after each convolution (one a channel,
+        where the paper's are scalars, so that it can be scaled) and a multiplier a block.
     shortcut: where a block changes shape, "A" takes every second pixel and pads with zero channels (no parameters),
         "B" is a 1x1 convolution, normalized as the others are.
     groups: of the group normalization, a divisor of 16; Wu and He's (2018) 32 do not divide 16 channels.
@@ -30,9 +31,10 @@ from torch import Tensor, nn
 from ppbench.base.errors import shown
 from ppbench.nets.models import checks
 from ppbench.nets.models.small import BAFFLE_ACTIVATIONS, kaiming_uniform
+from ppbench.nets.modes import TrackedNorm
 from ppbench.nets.net import Classifier
 
-RESNET_NORMS = ("none", "bn", "gn", "fixup")
+RESNET_NORMS = ("none", "bn", "gn", "fixup", "tracked")
 SHORTCUTS = ("A", "B")
 STAGE_WIDTHS = (16, 32, 64)
 NormFactory = Callable[[int], nn.Module]
@@ -161,12 +163,15 @@ def resnet(
     layers += [nn.AdaptiveAvgPool2d(1), *([Shift(inside)] if fixup else []), nn.Flatten()]
     model = Classifier(nn.Sequential(*layers), nn.Linear(inside, classes, bias=head_bias))
     _initialize(model, norm)
+    model.mixes = norm in ("bn", "tracked")
     return model
 
 
 def _norm(kind: str, groups: int, channels: int) -> nn.Module:
     if kind == "bn":
         return nn.BatchNorm2d(channels, track_running_stats=False)
+    if kind == "tracked":
+        return TrackedNorm(channels)
     return nn.GroupNorm(groups, channels) if kind == "gn" else nn.Identity()
 
 

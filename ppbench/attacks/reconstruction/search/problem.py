@@ -185,21 +185,24 @@ class MappedObjective:
         self.first = evidences[0]
         self.observed = _stacked([e.observed for e in evidences])
         self.weight = _stacked(evidence_weights(evidences) or [])
+        self.statistics = _stacked([e.statistics for e in evidences])
         simulations: list[object] = [e.simulate for e in evidences]
         params = [s.params for s in simulations if isinstance(s, Mappable)]
         self.params = {} if all(p is params[0] for p in params) else _stacked(params)
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
         """Return D [S], dD/dx, dD/dy and dD/dnuisance."""
-        trees = [{n: v[index] for n, v in tree.items()} for tree in (self.observed, self.weight, self.params)]
+        own = (self.observed, self.weight, self.params, self.statistics)
+        trees = [{n: v[index] for n, v in tree.items()} for tree in own]
 
-        def one(unknowns: tuple[Tensor, ...], observed: Params, weight: Params, params: Params) -> Tensor:
+        def one(
+            unknowns: tuple[Tensor, ...], observed: Params, weight: Params, params: Params, statistics: Params
+        ) -> Tensor:
             simulate = self.first.simulate
             if params and isinstance(simulate, Mappable):
                 simulate = replace(simulate, params=params)
-            return discrepancy(
-                replace(self.first, observed=observed, weight=weight or None, simulate=simulate), *unknowns
-            )
+            changed = replace(self.first, observed=observed, weight=weight or None, simulate=simulate)
+            return discrepancy(replace(changed, statistics=statistics), *unknowns)
 
         slopes, loss = vmap(grad_and_value(one))((x, y, nuisance), *trees)
         return loss, *slopes

@@ -176,7 +176,7 @@ def _family(e: Evidence) -> Hashable:
     if isinstance(e, JointEvidence):
         return tuple(map(_family, e.parts))
     family = e.simulate.family() if isinstance(e.simulate, Mappable) else id(e.simulate)
-    return family, id(e.params), e.weight is None, e.measure, len(e.unit)
+    return family, id(e.params), e.weight is None, e.measure, len(e.unit), tuple(e.statistics)
 
 
 def draw(victims: Sequence[PosedVictim], start: Start, label: Label, dtype: torch.dtype) -> Starts:

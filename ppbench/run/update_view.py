@@ -1,10 +1,11 @@
-"""Several local steps of SGD behind an update, and their learning rate where the attacker does not know it."""
+"""The view of a server that has a user's gradient, some tensors of it, or an update of local steps at unknown rates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,14 +13,55 @@ from scipy.optimize import minimize_scalar
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
+from ppbench.federation.contract import Defense
+from ppbench.federation.evidence import Evidence, PartGradient
 from ppbench.federation.plan import Plan
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
+from ppbench.federation.wire import SERVER, Model, Update, Wire
+from ppbench.nets.classifier import HEAD_NAMES
+from ppbench.run.experiment import make_defense
 
 HOW = '{"lr": 0.1, "local_epochs": 2, "batch_size": 4}'
 RANGE, POINTS = 4.0, 17
 """Rates from e^-RANGE to e^RANGE times the first one are compared, so many of them."""
 TOLERANCE = 1e-7
 """Relative error of a fitted rate, where the mismatch resolves it."""
+
+
+@dataclass(frozen=True)
+class PartlySeen(Defense):
+    """Plain federated averaging of which the adversary sees the parameters `seen` alone."""
+
+    name: ClassVar[str] = "none"
+
+    seen: frozenset[str] = frozenset()
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence in which the other parameters have no weight, or are missing, if of the head.
+
+        Labels are read off a head wherever it is observed; closed forms pass a layer whose gradient has no weight.
+        """
+        return [self._part(e, view.plan) for e in super().evidence(view)]
+
+    def _part(self, whole: Evidence, plan: Plan) -> Evidence:
+        assert whole.params is not None  # one client's gradient
+        observed = {n: value for n, value in whole.observed.items() if n in self.seen or n not in HEAD_NAMES}
+        weight = {n: torch.full_like(value, float(n in self.seen)) for n, value in observed.items()}
+        simulate = PartGradient(whole.params, plan, frozenset(observed))
+        return replace(whole, observed=observed, simulate=simulate, weight=weight)
+
+
+def view_of(plan: Plan, params: Params, gradient: Params) -> View:
+    """Return the server's view of one undefended upload at `params`: a gradient, of which it may see some tensors."""
+    wire, whole = Wire(keep=True), gradient.keys() == params.keys()
+    wire.post(0, 1, 0, SERVER, [0], Model(params))
+    wire.post(0, 1, 0, 0, [SERVER], Update({n: gradient.get(n, torch.zeros_like(v)) for n, v in params.items()}))
+    defense = make_defense("none") if whole else PartlySeen(frozenset(gradient))
+    return View(HONEST_SERVER, SERVER, plan, defense, tuple(wire.mail), ())
+
+
+# -- The rate of several local steps, where the attacker does not know it --
 
 
 def first_rate(change: Params, plan: Plan, batch: int) -> float:
