@@ -63,7 +63,7 @@ def index(papers: Sequence[PaperPage], known: Sequence[Source]) -> str:
         rows.append([link, escape(page.answer()), *(", ".join(tally(page, kind)) for kind in get_args(About))])
     total = [str(sum(page.count(kind, fate) for page in papers for kind in get_args(About))) for fate in JUDGED_FATES]
     every = sum(len(page.facts) for page in papers)
-    counted = f"Of {every} facts {total[0]} fall, {total[1]} hold and {total[2]} cannot be told."
+    counted = f"Of {every} facts {total[0]} fall, {total[1]} hold and {total[2]} are inconclusive."
     closing = f'A fact is counted once, in however many cells; "open" are all without a verdict. {counted}'
     return (
         "\n\n".join(

@@ -55,7 +55,7 @@ CLOCKLESS = "Without a clock: "
 ANSWERS: dict[ClaimFate, str] = {
     "falls": "falls",
     "holds": "holds",
-    "inconclusive": "cannot be told",
+    "inconclusive": "is inconclusive",
     "identity": "is an identity",
 }
 """What became of a central fact, as the short answer says it."""
@@ -100,9 +100,9 @@ def paper_pages(sources: Sequence[Source], figures: Sequence[Path]) -> list[Pape
         for name, claim in paper.tables:
             claimed.setdefault(name, []).append(claim)
     outcomes = check_claims(claimed, list(records.values()), read_figures(figures))
-    found = {(outcome.defense, outcome.claim): outcome for outcome in outcomes}
+    by_claim = {(outcome.defense, outcome.claim): outcome for outcome in outcomes}
     ordered = sorted(sources, key=lambda source: source.name)
-    return [PaperPage(paper, tuple(found[pair] for pair in paper.tables), tuple(ordered)) for paper in papers]
+    return [PaperPage(paper, tuple(by_claim[pair] for pair in paper.tables), tuple(ordered)) for paper in papers]
 
 
 def about(sources: Sequence[Source]) -> str:
@@ -144,8 +144,8 @@ class PaperPage:
         """Return what became of the central claims, as "Theorem 9 falls to 77% of decisions read", if any is judged."""
         judged = [fact for fact in self.facts if fact.leading.claim.central and fact.fate in ANSWERS]
         judged.sort(key=lambda fact: list(ANSWERS).index(fact.fate))
-        told = list(dict.fromkeys(map(_told, judged)))
-        return "; ".join(told[:MOST_CENTRAL]) or "no record here judges its central claims"
+        verdicts = list(dict.fromkeys(map(_verdict_of, judged)))
+        return "; ".join(verdicts[:MOST_CENTRAL]) or "no record here judges its central claims"
 
     def markdown(self, level: int = 1) -> str:
         """Return the page in Markdown; level: of its title's heading."""
@@ -168,16 +168,16 @@ class PaperPage:
     def _short(self) -> str:
         says = f"It says: {self.paper.says}." if self.paper.says else ""
         answer = self.answer()
-        told = [says, f"{answer[:1].upper()}{answer[1:]}.", *map(self._sentence, get_args(About))]
-        return escape(" ".join(word for word in told if word))
+        sentences = [says, f"{answer[:1].upper()}{answer[1:]}.", *map(self._sentence, get_args(About))]
+        return escape(" ".join(word for word in sentences if word))
 
     def _sentence(self, kind: About) -> str:
         number = {fate: self.count(kind, fate) for fate in TALLIED}
         judged, every = sum(number[fate] for fate in JUDGED_FATES), count_of(sum(number.values()), "fact")
         if not judged:
             return f"{kind.capitalize()}: none of {every} could be judged."
-        told = f"{number['falls']} fall, {number['holds']} hold, {number['inconclusive']} cannot be told"
-        return f"{kind.capitalize()}: {judged} of {every} could be judged; {told}."
+        counts = f"{number['falls']} fall, {number['holds']} hold, {number['inconclusive']} are inconclusive"
+        return f"{kind.capitalize()}: {judged} of {every} could be judged; {counts}."
 
     def _tally(self) -> str:
         used = [fate for fate in TALLIED if any(fact.fate == fate for fact in self.facts)]
@@ -440,7 +440,7 @@ def labels(outcomes: Sequence[Outcome], varying: Sequence[str]) -> str:
 
 
 # -- text --
-def _told(fact: Fact) -> str:
+def _verdict_of(fact: Fact) -> str:
     """Return what became of a central fact in words."""
     outcome, (number, every) = fact.leading, fact.share
     claim = outcome.claim

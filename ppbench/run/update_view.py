@@ -94,5 +94,5 @@ def fitted_rate(mismatch: Callable[[float], float], first: float) -> float:
 
     grid = np.linspace(-RANGE, RANGE, POINTS)
     best, step = float(min(grid, key=at)), float(grid[1] - grid[0])
-    found = minimize_scalar(at, bounds=(best - step, best + step), method="bounded", options={"xatol": TOLERANCE})
-    return first * math.exp(float(found.x))
+    minimum = minimize_scalar(at, bounds=(best - step, best + step), method="bounded", options={"xatol": TOLERANCE})
+    return first * math.exp(float(minimum.x))

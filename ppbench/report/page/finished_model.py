@@ -195,8 +195,8 @@ class AuditedModel:
     def _shown(self) -> tuple[MetricSpec, AttackResult] | None:
         """The figure that shows that members are recognized, and the attack with the largest; None if none does."""
         tests = 2 * len(self.attacks)
-        found = [spec for spec in (ASR, AUC) if exceeds_chance(self.strongest(spec).metric(spec.name), tests)]
-        return (found[0], self.strongest(found[0])) if found else None
+        exceeded = [spec for spec in (ASR, AUC) if exceeds_chance(self.strongest(spec).metric(spec.name), tests)]
+        return (exceeded[0], self.strongest(exceeded[0])) if exceeded else None
 
     def bound(self, spec: MetricSpec) -> float | None:
         """Return the largest upper end of the attacks' intervals of a figure (95 %); None where it is not measured."""
@@ -240,8 +240,8 @@ class AuditedModel:
             return f"Members are recognized: {top.name} {words}{'' if rate.value is None else among}"
         most = f"{of_hundred(self.bound(ASR))} of right decisions (guessing: 50 %)"
         end = self.bound(TPR_1)
-        found = "" if end is None else f", or finds more than {of_hundred(end)} of the members at 1 % FPR"
-        return f"No attack of these beats guessing beyond {most}{found} (95 %)."
+        share = "" if end is None else f", or finds more than {of_hundred(end)} of the members at 1 % FPR"
+        return f"No attack of these beats guessing beyond {most}{share} (95 %)."
 
     @property
     def remark(self) -> str:

@@ -89,12 +89,12 @@ class LivePage:
         """Return name, time and size of every file that the page may depend on."""
         folders = [self.path, self.path / "records", self.path / TIMES_FOLDER]
         files = [path for folder in folders if kind_of(folder) == "folder" for path in listing(folder)]
-        found = set()
+        state = set()
         for path in files or [self.path]:
             with suppress(OSError):  # the temporary file of a running sweep is gone
                 about = path.stat()
-                found.add((str(path), about.st_mtime_ns, about.st_size))
-        return frozenset(found)
+                state.add((str(path), about.st_mtime_ns, about.st_size))
+        return frozenset(state)
 
 
 class _Server(ThreadingHTTPServer):
