@@ -94,6 +94,7 @@ BOARDS = {
         Board("cost", "cifar10", preset="", timed=True),
         Board("digits-quick", preset=""),  # what a run of the suite is compared with
         Board("digits-quick", preset="three-seeds"),
+        Board("compression", preset=""),
         Board("deployed", "cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
     )
 }
