@@ -143,7 +143,7 @@ def test_torchvision_networks_by_their_address() -> None:
         ("ends_in_softmax", {}, "its logits are not the output of an nn.Linear"),
         ("wide", {}, "it answers two inputs by (2, 11); it must answer by logits [2, 10]"),
         ("not_a_module", {}, "it gave str; it must give an nn.Module"),
-        ("Net", {"norms": "frozen"}, "norms must be batch or running, not 'frozen'"),
+        ("Net", {"norms": "frozen"}, "norms must be batch or running or tracked, not 'frozen'"),
         ("Net", {"depth": 3}, "unexpected keyword argument 'depth'"),
         ("breaks", {}, "raised KeyError: 'no weights here' (somebodys.py, line"),
         ("absent", {}, "module 'somebodys' has no attribute 'absent'; name what can be imported from here"),
