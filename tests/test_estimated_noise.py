@@ -9,9 +9,11 @@ from weakened.ppbench_weakened import Guard
 
 from ppbench.attacks.reconstruction.likelihood import EstimatedNoise, Uploads
 from ppbench.base.seeds import Seeds
+from ppbench.defenses.dp import DP
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import initial, net_spec
+from ppbench.testing.small_federation import Duel
 
 
 @pytest.fixture
@@ -71,3 +73,11 @@ def test_directions_that_hold_all_noise_are_found_and_none_where_there_are_none(
     assert shared.shape == (3, 500) and torch.allclose(shared @ shared.T, torch.eye(3).double(), atol=1e-8)
     assert float((loud - loud @ shared.T @ shared).norm()) < 2 * float(small.norm())
     assert len(Uploads(small, (500,)).shared(small)) == 0 == len(Uploads(loud[:4], (500,)).shared(loud[:4]))
+
+
+def test_what_is_left_to_a_search_of_another_budget_shows_no_path_along_its_own():
+    """`ppbench verify` refused boards of 32x32 images: a descent spends its budget, and this one 300 of 6000."""
+    world = Duel(EstimatedNoise(), DP(sigma=0.01)).probe(2, batch=2)
+    attack = EstimatedNoise()
+    guesses = world.answers(attack)
+    assert all(guess.evaluations == 300 and guess.path == () for guess in guesses)

@@ -370,8 +370,9 @@ class EstimatedNoise(Likelihood):
         ]
 
     def _searched(self, victims: Sequence[PosedVictim]) -> list[Guess]:
-        """Return the guesses of a search by first order."""
-        return replace(self, budget=min(self.budget, SEARCHED)).attack(victims)
+        """Return the guesses of a search by first order, without a path: its budget is not this attack's."""
+        guesses = replace(self, budget=min(self.budget, SEARCHED)).attack(victims)
+        return [replace(guess, path=()) for guess in guesses]
 
 
 def fit_all(fits: Sequence[Fit], uploads: Uploads) -> None:
