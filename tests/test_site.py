@@ -185,10 +185,15 @@ def tab(site):
         page.set_default_timeout(120_000)
         page.on("console", lambda message: heard.append(f"{page.url}: {message.text}"))
         page.on("pageerror", lambda error: heard.append(f"{page.url}: {error}"))
-        page.on("requestfailed", lambda request: heard.append(f"{page.url}: {request.url}"))
+        page.on("requestfailed", lambda request: left(request) or heard.append(f"{page.url}: {request.url}"))
         yield page, f"http://127.0.0.1:{server.server_port}", heard
         browser.close()
         server.shutdown()
+
+
+def left(request):
+    """Return whether a request ended because the tab went on to another page."""
+    return "ERR_ABORTED" in (request.failure or "")
 
 
 class SilentHandler(SimpleHTTPRequestHandler):
