@@ -236,8 +236,7 @@ def test_a_search_finds_a_word_where_it_is_explained(tab, words, first):
     page, address, _ = tab
     page.set_viewport_size({"width": 1400, "height": 900})
     page.goto(f"{address}/index.html")
-    page.focus("input.md-search__input")  # loads the index
-    page.locator(".md-search-result__meta", has_text="Type to start").wait_for(state="attached")
+    page.keyboard.press("/")
     page.fill("input.md-search__input", words)
     link = page.locator(".md-search-result__item a").first
     link.wait_for(state="attached")
