@@ -244,8 +244,8 @@ def _lacking(base: Path, sources: Sequence[Store]) -> list[Record]:
         blank = np.zeros((len(record.victims), *record.config.model.shape), dtype=np.float32)
         return CellImages(blank, blank) if record.artifacts else None
 
-    wanted, store = sorted(_shown(base, images)), Store(base)
-    return [record for record in map(store.load, wanted) if _images(sources, record) is None]
+    cells, store = sorted(_shown(base, images)), Store(base)
+    return [record for record in map(store.load, cells) if _images(sources, record) is None]
 
 
 def _shown(base: Path, images: ImagesOf) -> frozenset[str]:

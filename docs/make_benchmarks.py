@@ -249,7 +249,7 @@ def scale() -> str:
         runs = [run for run in scaling["runs"] if run["workers"] == count]
         best = min(1.0, scaling["cores"] / count)
         ratios_of = span([run["efficiency"] for run in runs], 2)
-        about = f"{count} workers on {scaling['cores']} cores, {scaling['seeds']} evaluations each"
+        about = f"{count} worker{'s' * (count > 1)} on {scaling['cores']} cores, {scaling['seeds']} evaluations each"
         took = number(sum(run["cpu_s"] for run in runs) / len(runs), 0)
         rows.append(
             [about, took, f"{runs[0]['peak_mb']:,}", f"time of 1 worker / theirs {ratios_of}; at best {best:g}"]

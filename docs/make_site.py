@@ -44,7 +44,7 @@ NOTEBOOK = ROOT / "examples" / "notebook" / "explore.ipynb"
 BOOSTS = {"levels.md": 4.0, "tutorial-data.md": 4.0, "defenses.md": 3.0, "boards.md": 2.0, "deployed.md": 2.0}
 MUTED = ("claims", "benchmarks", "api", "cli", "columns", "CONTRIBUTING", "leaderboards/boards", "examples")
 """In a search, pages that explain a word come before long tables that contain it."""
-NAMED = 0.001
+PAPER_BOOST = 0.001
 """Boost of papers' pages: their titles are the defenses' names, which are explained elsewhere."""
 
 
@@ -74,7 +74,7 @@ def linked(home: str, text: str) -> Iterator[str]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return a page with links that lead where they lead in the repository."""
     home, uri = in_repository(page.file.src_uri), page.file.src_uri
-    muted = NAMED if uri.startswith("claims/") else 0.2 if uri.startswith(MUTED) else 1.0
+    muted = PAPER_BOOST if uri.startswith("claims/") else 0.2 if uri.startswith(MUTED) else 1.0
     page.meta["search"] = {"boost": BOOSTS.get(uri, muted)}
     if uri.startswith("leaderboards/"):
         page.meta["hide"] = ["toc"]  # as `WIDE`: GitHub would show it as text

@@ -70,10 +70,10 @@ def test_a_baseline_with_pictures_is_verified_accepted_and_drawn_and_says_what_w
     base, cells = baseline
     for name in ("none", "dp"):
         keep(base, *cells[name])
-    found = examine(base.out)
-    assert not found.problems and "2 files of pictures" in found.checked
-    assert any(clause.startswith("whether pictures are what was scored in 2 of 4 cells") for clause in found.unchecked)
-    assert any(clause.startswith("scores of images in 4 of 4 cells") for clause in found.unchecked)
+    report = examine(base.out)
+    assert not report.problems and "2 files of pictures" in report.checked
+    assert any(clause.startswith("whether pictures are what was scored in 2 of 4 cells") for clause in report.unchecked)
+    assert any(clause.startswith("scores of images in 4 of 4 cells") for clause in report.unchecked)
     (strip,) = summary_of(base, "board").pictures
     assert strip.cells == {cells["none"][0].cell_id, cells["dp"][0].cell_id}
     assert [shot.name.split(" (")[0] for shot in strip.shots] == [

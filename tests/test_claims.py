@@ -634,8 +634,8 @@ def test_each_cell_has_the_printed_figure_ours_and_the_verdict(fabricate):
     lines = page.markdown().split("## Table 4")[1].split("\n")
     head, _, undefended, row = [[word.strip() for word in cells(line)] for line in lines if line[:1] == "|"]
     assert head == ["", "digits", "mnist"] and undefended == ["undefended", "72.01%", "72.01%"]
-    told = "50.30%<br>ours 71.0% \\[66.3, 75.4\\] (unmask)<br>**falls**<br>better than spn: not run"
-    assert row == ["pbpfl", told, "61.00%<br>not run"]
+    cell = "50.30%<br>ours 71.0% \\[66.3, 75.4\\] (unmask)<br>**falls**<br>better than spn: not run"
+    assert row == ["pbpfl", cell, "61.00%<br>not run"]
 
 
 def test_one_fact_is_counted_once_and_a_table_without_a_verdict_is_folded(fabricate):

@@ -14,9 +14,9 @@ from ppbench.attacks.adaptive.dp import AdaptiveQSGD, AdaptiveSign
 from ppbench.attacks.reconstruction.closed_form import ClosedForm
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.secret_draws import SecretDraws
-from ppbench.defenses.compression import QSGD, SignSGD, TopK, pack_codes, unpack_codes
+from ppbench.defenses.compression import QSGD, SignSGD, TopK
 from ppbench.defenses.none import FullNoise
-from ppbench.defenses.ppdl import PPDL
+from ppbench.defenses.ppdl import PPDL, pack_codes, unpack_codes
 from ppbench.federation.contract import Context
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.wire import Model
@@ -36,7 +36,7 @@ def update(seed: int = 0) -> dict[str, Tensor]:
     return {name: torch.randn(value.shape, generator=draws) for name, value in initial(PLAN.spec, 0).items()}
 
 
-@given(st.sampled_from([2, 4, 8]), st.lists(st.integers(0, 255), max_size=50))
+@given(st.sampled_from([1, 2, 4, 8]), st.lists(st.integers(0, 255), max_size=50))
 def test_codes_come_back_and_fill_bytes(width: int, numbers: list[int]) -> None:
     levels = torch.tensor([number % 2**width for number in numbers], dtype=torch.uint8)
     packed = pack_codes(levels, width)
@@ -102,8 +102,8 @@ def test_in_the_first_round_it_is_ppdl_without_noise() -> None:
     ("defense", "change", "words"),
     [
         (QSGD(4), lambda sent: sent.__class__(sent.codes[1:], sent.step), "bytes for 4810 entries of 4 bits"),
-        (QSGD(4), lambda sent: sent.__class__(sent.codes, sent.step[1:]), "3 steps for 4 tensors"),
-        (SignSGD(), lambda sent: sent.__class__(sent.bits[1:], sent.size), "and 4 sizes for 4 tensors"),
+        (QSGD(4), lambda sent: sent.__class__(sent.codes, sent.step[1:]), "3 values for 4 tensors"),
+        (SignSGD(), lambda sent: sent.__class__(sent.bits[1:], sent.size), "bytes for 4810 signs"),
     ],
 )
 def test_messages_of_another_size_are_refused(defense: QSGD | SignSGD, change: object, words: str) -> None:

@@ -155,10 +155,10 @@ def test_reference_attacks_compute_the_published_formulas_and_find_more(model, s
     x = torch.stack([own[0][k] for kind, own in pairs for k in range(SIZE) if f"{kind} {k}" in sources])
     y = torch.stack([own[1][k] for kind, own in pairs for k in range(SIZE) if f"{kind} {k}" in sources])
     place = [sources[f"{kind} {k}"] for kind, _ in pairs for k in range(SIZE) if f"{kind} {k}" in sources]
-    asked = 2 * (SIZE - SIZE // 5)
-    assert len(place) == asked  # a fifth of the non-members is RMIA's population
+    count = 2 * (SIZE - SIZE // 5)
+    assert len(place) == count  # a fifth of the non-members is RMIA's population
     keep = torch.stack([(x[:, None] == part[None]).all(2).any(1) for part, _ in kept[:4]])
-    assert keep.sum(0).tolist() == [2] * asked  # each in half of the reference models
+    assert keep.sum(0).tolist() == [2] * count  # each in half of the reference models
     nets = [net for _, net in kept[:4]]
 
     def log_p(net, x, y):
@@ -167,7 +167,7 @@ def test_reference_attacks_compute_the_published_formulas_and_find_more(model, s
 
     p, out = log_p(model.eval(), x, y).exp(), torch.stack([log_p(net, x, y).exp() for net in nets])
     mean_in, mean_out = (
-        torch.stack([out[keep[:, q] == side, q].mean() for q in range(asked)]) for side in (True, False)
+        torch.stack([out[keep[:, q] == side, q].mean() for q in range(count)]) for side in (True, False)
     )
     apart = [k for k in range(SIZE) if f"nonmembers {k}" not in sources]
     z, z_y = others[0][apart], others[1][apart]
@@ -180,11 +180,11 @@ def test_reference_attacks_compute_the_published_formulas_and_find_more(model, s
     def phi(p):
         return (p / (1 - p)).log()
 
-    scores, target = torch.zeros(asked, dtype=torch.float64), phi(p)
-    own = [phi(out)[:, q] for q in range(asked)]
-    pooled = [torch.stack([own[q][keep[:, q] == side].var(unbiased=True) for q in range(asked)]) for side in (1, 0)]
+    scores, target = torch.zeros(count, dtype=torch.float64), phi(p)
+    own = [phi(out)[:, q] for q in range(count)]
+    pooled = [torch.stack([own[q][keep[:, q] == side].var(unbiased=True) for q in range(count)]) for side in (1, 0)]
     for side, sign in ((1, 1), (0, -1)):  # variances shrunk to the pooled one by the weight of four runs
-        mean = torch.stack([own[q][keep[:, q] == side].mean() for q in range(asked)])
+        mean = torch.stack([own[q][keep[:, q] == side].mean() for q in range(count)])
         variance = (4 * pooled[1 - side].mean() + pooled[1 - side]) / 5
         scores += sign * -((target - mean).square() / variance + variance.log()) / 2
     assert (by_index(result, "mia_lira")[place] - scores).abs().max() < 1e-5 * scores.abs().max()
@@ -401,9 +401,9 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(model, sets):
         (dict(device="abacus"), "abacus"),
     ]
     for change, words in cases:
-        given = {"model": model, "members": members, "nonmembers": others, **change}
+        arguments = {"model": model, "members": members, "nonmembers": others, **change}
         with pytest.raises(UsageError, match=words):
-            ppbench.audit(**given)
+            ppbench.audit(**arguments)
 
 
 def test_answers_that_are_not_finite_and_trainings_that_fail_are_refused(model, sets):
@@ -516,9 +516,9 @@ WORDS = {
 
 
 def command(home, **words):
-    given = [word for name, value in {**WORDS, **words}.items() for word in (f"--{name.replace('_', '-')}", value)]
+    options = [word for name, value in {**WORDS, **words}.items() for word in (f"--{name.replace('_', '-')}", value)]
     done = subprocess.run(
-        [sys.executable, "-m", "ppbench", "audit", *given], cwd=home, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "ppbench", "audit", *options], cwd=home, capture_output=True, text=True, timeout=300
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -558,8 +558,8 @@ def test_the_command_writes_a_report_and_its_exit_code_is_the_gate(home, plain):
 def test_the_command_refuses_wrong_input_in_one_sentence(home, monkeypatch, capsys, words, message):
     monkeypatch.chdir(home)
     monkeypatch.syspath_prepend(str(home))
-    given = [word for name, value in {**WORDS, **words}.items() for word in (f"--{name.replace('_', '-')}", value)]
-    monkeypatch.setattr(sys, "argv", ["ppbench", "audit", *given])
+    options = [word for name, value in {**WORDS, **words}.items() for word in (f"--{name.replace('_', '-')}", value)]
+    monkeypatch.setattr(sys, "argv", ["ppbench", "audit", *options])
     with pytest.raises(SystemExit) as stop:
         cli.main()
     text = capsys.readouterr().err

@@ -156,8 +156,8 @@ def broken_links(folder):
             if re.match(r"[a-z]+:|//", address) or path.name == "404.html":
                 continue
             there = (path.parent / unquote(address.partition("?")[0])).resolve() if address else path
-            found = there.is_file() and (not place or there not in ids or unquote(place) in ids[there])
-            broken += [] if found else [f"{path.relative_to(folder)}: {link}"]
+            leads = there.is_file() and (not place or there not in ids or unquote(place) in ids[there])
+            broken += [] if leads else [f"{path.relative_to(folder)}: {link}"]
     return broken
 
 

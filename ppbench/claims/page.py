@@ -216,7 +216,7 @@ class PaperPage:
         for outcome in here:
             claim = outcome.claim
             where = f"{claim.source} ({outcome.defense})"
-            ours = [*map(escape, (where, _said(claim), our_figure(outcome)))]
+            ours = [*map(escape, (where, _claim_words(claim), our_figure(outcome)))]
             rows.append([*ours, verdict_of(outcome) + _because(outcome)])
         caveats = dict.fromkeys(escape(f"{o.claim.source}: {o.claim.caveat}") for o in here if o.claim.caveat)
         below = *caveats, *clockless(here), self._reasons(here)
@@ -460,7 +460,7 @@ def _because(outcome: Outcome) -> str:
     return (f" {escape(finding.to)}" if finding.to else "") + (f": {escape(finding.reason)}" if finding.reason else "")
 
 
-def _said(claim: Claim) -> str:
+def _claim_words(claim: Claim) -> str:
     better = claim.than is not None and claim.value is None
     return f"{claim.text} (better than {claim.than.defense})" if better and claim.than else claim.text
 

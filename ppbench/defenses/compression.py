@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params, Tree, node
-from ppbench.defenses.ppdl import PPDL, pack_bits, unpack_bits
+from ppbench.defenses.ppdl import PPDL, pack_codes, unpack_codes
 from ppbench.federation.bounds import Bound, Fraction
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Data, Layout, Noise
@@ -37,20 +37,12 @@ class Signs:
     size: Tensor
 
 
-def pack_codes(levels: Tensor, width: int) -> Tensor:
-    """Return whole numbers [P] from 0 to 2^width - 1 as uint8 [ceil(P width / 8)], the lowest bits first."""
-    many = 8 // width
-    rows = torch.nn.functional.pad(levels.to(torch.uint8), (0, -len(levels) % many)).view(-1, many)
-    shifts = width * torch.arange(many, dtype=torch.uint8, device=levels.device)
-    packed: Tensor = (rows << shifts).sum(1, dtype=torch.uint8)
-    return packed
-
-
-def unpack_codes(codes: Tensor, width: int, count: int) -> Tensor:
-    """Return the first `count` numbers of `pack_codes`, int64 [count]."""
-    shifts = width * torch.arange(8 // width, dtype=torch.uint8, device=codes.device)
-    numbers: Tensor = (codes[:, None] >> shifts) & (2**width - 1)
-    return numbers.flatten()[:count].long()
+def by_entry(values: Tensor, layout: Layout) -> Tensor:
+    """Return the value of each entry [P] from that of each tensor (ValueError: another number of tensors)."""
+    if len(values) != len(layout.shapes):
+        raise ValueError(f"{len(values)} values for {len(layout.shapes)} tensors")
+    counts = torch.tensor([math.prod(shape) for shape in layout.shapes], device=values.device)
+    return values.repeat_interleave(counts)
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,7 @@ class QSGD(Defense):
         layout = Layout.of(result)
         sizes = torch.stack([value.abs().max() for value in result.values()])
         step = (sizes / self.most).float()
-        flat = layout.pack(result) / self._by_entry(step.clamp(min=1e-38), layout)
+        flat = layout.pack(result) / by_entry(step.clamp(min=1e-38), layout)
         draws = ctx.secret.uniform(flat.shape).to(flat)
         levels = (flat + draws).floor().clamp(-self.most, self.most)
         return Levels(pack_codes((levels + self.most).to(torch.uint8), self.bits), step)
@@ -86,10 +78,10 @@ class QSGD(Defense):
     def decode(self, upload: Tree, like: Params) -> Params:
         """Return the multiples times their steps (ValueError: another number of entries or tensors)."""
         layout = Layout.of(like)
-        step = self._by_entry(upload.step, layout)
+        step = by_entry(upload.step, layout)
         if len(upload.codes) != math.ceil(len(step) * self.bits / 8):
             raise ValueError(f"{len(upload.codes)} bytes for {len(step)} entries of {self.bits} bits")
-        return layout.unpack((unpack_codes(upload.codes, self.bits, len(step)) - self.most) * step)
+        return layout.unpack((unpack_codes(upload.codes, self.bits, len(step)).long() - self.most) * step)
 
     def law(self, upload: Tree, like: Params) -> Noise:
         """Return the law of the rounding error, about: mean variance step^2 / 6, by tensor, public from the message."""
@@ -97,14 +89,6 @@ class QSGD(Defense):
         counts = [value.numel() for value in like.values()]
         power = sum(count * std**2 for count, std in zip(counts, stds, strict=True)) / sum(counts)
         return Noise("gaussian", math.sqrt(power), tuple(zip(like, stds, strict=True)))
-
-    @staticmethod
-    def _by_entry(step: Tensor, layout: Layout) -> Tensor:
-        """Return the step of each entry [P] from that of each tensor."""
-        if len(step) != len(layout.shapes):
-            raise ValueError(f"{len(step)} steps for {len(layout.shapes)} tensors")
-        counts = torch.tensor([math.prod(shape) for shape in layout.shapes], device=step.device)
-        return step.repeat_interleave(counts)
 
 
 @dataclass(frozen=True)
@@ -118,21 +102,23 @@ class SignSGD(Defense):
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
         """Return the signs and each tensor's mean size."""
         flat = Layout.of(result).pack(result)
-        return Signs(pack_bits(flat >= 0), torch.stack([value.abs().mean() for value in result.values()]).float())
+        return Signs(pack_codes(flat >= 0, 1), torch.stack([value.abs().mean() for value in result.values()]).float())
 
     def decode(self, upload: Tree, like: Params) -> Params:
         """Return signs times sizes (ValueError: another number of entries or tensors)."""
         layout = Layout.of(like)
-        counts = [math.prod(shape) for shape in layout.shapes]
-        if len(upload.bits) != math.ceil(sum(counts) / 8) or len(upload.size) != len(counts):
-            raise ValueError(f"{len(upload.bits)} bytes and {len(upload.size)} sizes for {len(counts)} tensors")
-        sizes = upload.size.repeat_interleave(torch.tensor(counts, device=upload.size.device))
-        return layout.unpack(torch.where(unpack_bits(upload.bits, sum(counts)), sizes, -sizes))
+        sizes = by_entry(upload.size, layout)
+        if len(upload.bits) != math.ceil(len(sizes) / 8):
+            raise ValueError(f"{len(upload.bits)} bytes for {len(sizes)} signs")
+        return layout.unpack(torch.where(unpack_codes(upload.bits, 1, len(sizes)).bool(), sizes, -sizes))
 
 
 @dataclass(frozen=True)
 class TopK(PPDL):
-    """Uploads the largest entries of an update plus what earlier rounds left out: `ppdl` with error feedback."""
+    """Uploads the largest entries of an update plus what earlier rounds left out: `ppdl` with error feedback.
+
+    Attacks take the sum for an update: what is left out of earlier rounds, which they do not know, is noise to them.
+    """
 
     theta: Fraction = 0.01
 

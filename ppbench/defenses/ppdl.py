@@ -37,15 +37,21 @@ class Bitmap:
     value: Tensor
 
 
-def pack_bits(mask: Tensor) -> Tensor:
-    """Return bool [P] as uint8 [ceil(P/8)], lowest bit first."""
-    padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).view(-1, 8)
-    return (padded << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1, dtype=torch.uint8)
+def pack_codes(numbers: Tensor, width: int) -> Tensor:
+    """Return whole numbers [P] from 0 to 2^width - 1 as uint8 [ceil(P width / 8)], lowest bits first; width: 1 to 8."""
+    many = 8 // width
+    rows = torch.nn.functional.pad(numbers.to(torch.uint8), (0, -len(numbers) % many)).view(-1, many)
+    packed: Tensor = (rows << width * torch.arange(many, dtype=torch.uint8, device=rows.device)).sum(
+        1, dtype=torch.uint8
+    )
+    return packed
 
 
-def unpack_bits(bits: Tensor, count: int) -> Tensor:
-    """Return the first `count` bits of uint8 `bits` as bool [count]."""
-    return ((bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1).flatten()[:count].bool()
+def unpack_codes(codes: Tensor, width: int, count: int) -> Tensor:
+    """Return the first `count` numbers of `pack_codes`, uint8 [count]."""
+    shifts = width * torch.arange(8 // width, dtype=torch.uint8, device=codes.device)
+    numbers: Tensor = (codes[:, None] >> shifts) & (2**width - 1)
+    return numbers.flatten()[:count]
 
 
 def cut_precision(cut: float) -> float:
@@ -114,7 +120,7 @@ class PPDL(Defense):
             value = value + self.sigma * ctx.secret.normal((kept,)).to(flat.device)
         if 8 * kept <= 4 * kept + math.ceil(len(flat) / 8):
             return Indexed(index.int(), value)
-        return Bitmap(pack_bits(torch.zeros_like(flat, dtype=torch.bool).index_fill(0, index, True)), value)
+        return Bitmap(pack_codes(torch.zeros_like(flat, dtype=torch.bool).index_fill(0, index, True), 1), value)
 
     def support(self, upload: Tree, like: Params) -> Params:
         """Return 1.0 for sent entries and 0.0 for others, shaped as `like`: public, from the message alone."""
@@ -150,7 +156,7 @@ class PPDL(Defense):
         if isinstance(upload, Bitmap):
             if len(upload.bits) != math.ceil(total / 8):
                 raise ValueError(f"{len(upload.bits)} bytes of bitmap for {total} parameters")
-            return unpack_bits(upload.bits, total)
+            return unpack_codes(upload.bits, 1, total).bool()
         index = upload.index.long()
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= total):
             raise ValueError(f"an index outside 0..{total - 1}")

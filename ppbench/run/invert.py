@@ -27,22 +27,29 @@ from ppbench.base.tree import Params, finite, moved
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth, misfit
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Plan
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.channels import has_kinks
 from ppbench.nets.classifier import HEAD_NAMES, OutputName
 from ppbench.nets.model_object import HeldNetwork, explaining_failures, held_network, unwrapped
-from ppbench.nets.net import LossName, NetSpec, OwnLoss
+from ppbench.nets.net import LossName, OwnLoss
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
-from ppbench.run.config import configure
 from ppbench.run.experiment import built_for, make_attack
 from ppbench.run.inversion_result import ALIKE, ROUNDING, Inverted, Planted, mix_with_noise, planted_of, variants
 from ppbench.run.scene import attack_seed
-from ppbench.run.task import plan_on
-from ppbench.run.update_view import HOW, at_rate, first_rate, fitted_rate, view_of
+from ppbench.run.update_view import (
+    HOW,
+    OF_STEPS,
+    at_rate,
+    first_rate,
+    fitted_rate,
+    is_rate_unknown,
+    plan_of_update,
+    view_of,
+)
 from ppbench.run.user_gradients import (
     Gradient,
     fitted_label,
@@ -78,16 +85,12 @@ EXACT = ("closed_form", "peel", "spear", "spear_features")
 """Attacks of the default that are tried first: they compute layers one by one."""
 SEARCH, KINKED_SEARCH, BY_FEATURES = "dlg", "ig", "feature_inversion"
 """Searches of the default: on smooth networks, on convolutions with kinks, and beside them by the head's features."""
-OF_STEPS = "fedavg_inversion"
-"""The only attack of the default that simulates several local steps."""
 GUIDED_SEARCH = "ig_features"
 """Takes the place of `KINKED_SEARCH` where it suits: where the features can be read."""
 SOLVED, SOLVED_WITH_KINKS = 1e-10, 1e-4
 """Misfit up to which an answer needs no search; with kinks a search leaves 1e-3 of good ones (docs/benchmarks.md)."""
 BLIND_LEVELS = 5
 """Constant images that the best blind input is one of."""
-STEP_OPTIONS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
-"""Options that describe the local steps behind a change of weights."""
 
 
 @computing()
@@ -166,9 +169,9 @@ def invert(
         )
     seen = without_decay(seen, network.spec.start, weight_decay, examples_in(labels, batch), steps, moving)
     targets = targets_of(named, labels, batch, seen, network, steps)
-    plan = _plan(network.spec, targets.batch, bounds, training, targets.loss)
+    plan = plan_of_update(network.spec, targets.batch, bounds, training, targets.loss)
     check_batch(plan, min(targets.batch, plan.local.batch))
-    unknown_rate = training is not None and training["lr"] is None and plan.local.opt.name == "sgd"
+    unknown_rate = is_rate_unknown(training, plan, attack)
     challenge = Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None])
     place = next(iter(seen.values())).device if device is None else _device(device)
     start = moved(network.spec.start, place)
@@ -344,30 +347,6 @@ def _stop(attack: Attack) -> float:
     """Return the mismatch at which an attack's search ends; 0 where it has none, or one that is not relative."""
     stop = getattr(attack, "stop", 0.0)
     return float(stop) if isinstance(stop, float) and not getattr(attack, "absolute", False) else 0.0
-
-
-def _plan(
-    spec: NetSpec,
-    batch: int,
-    data_range: tuple[float, float],
-    training: Mapping[str, Scalar] | None,
-    loss: LossName | OwnLoss,
-) -> Plan:
-    """Return the public plan of one client that sends a gradient, or its change of weights in the steps `training`."""
-    if training is None:
-        return Plan(spec, 1, Local("gradient", batch=batch), loss, data_range=data_range)
-    if not isinstance(training, Mapping):
-        raise UsageError(f"training={shown(training)} cannot be used; it must say how steps were made, as {HOW}.")
-    for name in training:
-        if name not in STEP_OPTIONS:
-            raise unknown("option of local steps", str(name), STEP_OPTIONS)
-    if "lr" not in training:
-        right = f"give it, as {HOW}, or None if it is unknown; leave out training= for one step, whose rate is fitted"
-        raise UsageError(f"training={shown(training)} lacks the learning rate; {right}.")
-    options: dict[str, Any] = {"optimizer": "sgd", "batch_size": batch, **training}
-    options["lr"] = 1.0 if options["lr"] is None else options["lr"]  # read off the change, see `first_rate`
-    config = configure(defense="none", clients=1, upload="delta", decay_at=(), schedule="parallel", **options)
-    return replace(plan_on(config, spec, data_range), loss=loss)
 
 
 def _chosen(attack: str | Attack, parameters: Mapping[str, Scalar], view: View, challenge: Challenge) -> Attack:

@@ -29,7 +29,7 @@ from ppbench.questions.membership import ASR, TPR_1, Membership
 from ppbench.report.page.finished_model import AuditedModel, AuditSubject, Limit
 from ppbench.run.experiment import built_for, make_attack
 from ppbench.run.model_controls import controls_of
-from ppbench.run.model_subject import AskedModel, Trainer, TrainingFunction, asked_network
+from ppbench.run.model_subject import AttackedModel, Trainer, TrainingFunction, evaluated_network
 from ppbench.run.user_inputs import LabelledBatch, int_between, to_dense
 from ppbench.task.member_sets import MemberSet, open_member_sets
 
@@ -59,7 +59,7 @@ def audit(
     """Return what membership attacks find out about the training data of a finished model.
 
     Args:
-        model: a network that answers by logits, with its trained weights. A copy is asked, in eval mode.
+        model: a network that answers by logits, with its trained weights. A copy in eval mode is attacked.
         members: what it was trained on, or a part: inputs [N, *shape] as the network takes them, and classes [N].
         nonmembers: the same from the same source, but not trained on. Those that are also members are dropped.
         train: trains a network as the model was, from scratch, on inputs float32 [N, *shape] and classes int64 [N]; it
@@ -120,9 +120,8 @@ def training_function(address: str) -> TrainingFunction:
 
 
 def limits_of(max_asr: float | None, max_tpr: float | None) -> tuple[Limit, ...]:
-    """Return the limits that are given; UsageError: one cannot be used."""
-    given = ((ASR, max_asr), (TPR_1, max_tpr))
-    return tuple(Limit(spec, most) for spec, most in given if most is not None)
+    """Return the limits of a user's options; UsageError: one cannot be used."""
+    return tuple(Limit(spec, most) for spec, most in ((ASR, max_asr), (TPR_1, max_tpr)) if most is not None)
 
 
 def member_set(kind: str, pair: Any) -> MemberSet:
@@ -148,8 +147,8 @@ def audited(
     count = int_between("candidates", order.candidates, FEWEST, MOST)
     check_device(order.device)
     unseen, duplicates = without_duplicates(members, others)
-    network = asked_network(model, members, unseen, order.output)
-    subject = AskedModel.of(network, members, unseen, count, runs, seeds, torch.device(order.device))
+    network = evaluated_network(model, members, unseen, order.output)
+    subject = AttackedModel.of(network, members, unseen, count, runs, seeds, torch.device(order.device))
     subject.check_answers_of(model, order.output)
     trainer = None if order.train is None else Trainer(order.train, subject, runs, order.output, order.say)
     attacks, size = membership_attacks(runs > 0), len(subject.places.inside)

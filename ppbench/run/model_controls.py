@@ -21,7 +21,7 @@ from ppbench.records.figure import record_metric
 from ppbench.report.controls import exceeds_chance, widened
 from ppbench.report.page.finished_model import AttackResult, AuditCheck, interval_words, of_hundred
 from ppbench.run.audit.population import random_half
-from ppbench.run.model_subject import AskedModel, Trainer
+from ppbench.run.model_subject import AttackedModel, Trainer
 
 SELDOM = 5
 """So much stricter than 95 % are the tests of what must not be found: a control fails by chance once in 200 audits."""
@@ -36,7 +36,7 @@ COMPONENTS = 50
 """Principal components of the inputs for the classifier that knows inputs alone."""
 
 
-def controls_of(subject: AskedModel, attacks: Sequence[Attack], trainer: Trainer | None) -> tuple[AuditCheck, ...]:
+def controls_of(subject: AttackedModel, attacks: Sequence[Attack], trainer: Trainer | None) -> tuple[AuditCheck, ...]:
     """Return all controls of an audit."""
     null = (
         _blind_by_halves(subject, attacks, trainer)
@@ -52,7 +52,7 @@ def controls_of(subject: AskedModel, attacks: Sequence[Attack], trainer: Trainer
 
 
 # -- the model knows its task: else inputs are not prepared as in its training -----------------------------------------
-def check_learned(subject: AskedModel) -> AuditCheck:
+def check_learned(subject: AttackedModel) -> AuditCheck:
     """Return whether the model has more members right than an answer that is always the same."""
     labels = subject.candidates.labels.argmax(1)[subject.candidates.member]
     n, share = len(labels), float(labels.bincount().max()) / len(labels)
@@ -70,7 +70,7 @@ def check_learned(subject: AskedModel) -> AuditCheck:
 
 
 # -- a planted model that remembers must fall --------------------------------------------------------------------------
-def _planted(subject: AskedModel, attacks: Sequence[Attack], trainer: Trainer | None) -> AuditCheck:
+def _planted(subject: AttackedModel, attacks: Sequence[Attack], trainer: Trainer | None) -> AuditCheck:
     """Return whether the attacks find what a copy of the model remembers.
 
     With their own labels easy examples are answered alike whether they were trained on or not (digits: a right decision
@@ -85,7 +85,7 @@ def _planted(subject: AskedModel, attacks: Sequence[Attack], trainer: Trainer | 
     params = remembering(subject, x[inside], labels[inside])
     if params is None:
         return AuditCheck("planted", False, aim, "A copy of the model could not be made to remember planted members.")
-    results = _asked(subject, attacks, trainer, params, places, inside, labels)
+    results = _attacked_at(subject, attacks, trainer, params, places, inside, labels)
     top = max(results, key=lambda result: result.metric(ASR.name).value or 0.0)
     shown = f"{int(inside.sum())} planted members: {top.name} is right in {interval_words(top.metric(ASR.name))}"
     if exceeds_chance(top.metric(ASR.name), SELDOM * len(results)):
@@ -95,7 +95,7 @@ def _planted(subject: AskedModel, attacks: Sequence[Attack], trainer: Trainer | 
     )
 
 
-def remembering(subject: AskedModel, x: Tensor, labels: Tensor) -> Params | None:
+def remembering(subject: AttackedModel, x: Tensor, labels: Tensor) -> Params | None:
     """Return the weights of a copy that was trained on x and labels until it remembers them; None if it does not."""
     for rate in PLANTING_RATES:
         weights = {name: value.clone().requires_grad_() for name, value in subject.params.items()}
@@ -112,7 +112,7 @@ def remembering(subject: AskedModel, x: Tensor, labels: Tensor) -> Params | None
 
 
 def _epoch(
-    subject: AskedModel,
+    subject: AttackedModel,
     weights: Params,
     optimizer: torch.optim.Optimizer,
     x: Tensor,
@@ -133,14 +133,14 @@ def _epoch(
 
 
 # -- what is no member must not be found -------------------------------------------------------------------------------
-def _blind_by_halves(subject: AskedModel, attacks: Sequence[Attack], trainer: Trainer | None) -> AuditCheck:
+def _blind_by_halves(subject: AttackedModel, attacks: Sequence[Attack], trainer: Trainer | None) -> AuditCheck:
     aim = "The attacks must not tell two random halves of the non-members apart, of which the model saw neither."
     places, inside = _halves_of_others(subject, len(subject.candidates.x))
-    results = _asked(subject, attacks, trainer, subject.params, places, inside)
+    results = _attacked_at(subject, attacks, trainer, subject.params, places, inside)
     return _blind(aim, "two halves of the non-members", results)
 
 
-def _blind_by_training(subject: AskedModel, attacks: Sequence[Attack], trainer: Trainer) -> AuditCheck:
+def _blind_by_training(subject: AttackedModel, attacks: Sequence[Attack], trainer: Trainer) -> AuditCheck:
     """Return whether members are recognized in a model trained on other examples: half of the non-members."""
     aim = "The attacks must not find the members in a model that was trained without them, on half of the non-members."
     known, trained = _halves_of_others(subject, len(subject.candidates.x))
@@ -152,7 +152,9 @@ def _blind_by_training(subject: AskedModel, attacks: Sequence[Attack], trainer: 
     places = torch.cat([own, unseen[: len(own)]])
     inside = torch.arange(len(places)) < len(own)
     other = replace(subject, plan=replace(subject.plan, spec=spec))
-    return _blind(aim, "members and other unseen examples", _asked(other, attacks, trainer, params, places, inside))
+    return _blind(
+        aim, "members and other unseen examples", _attacked_at(other, attacks, trainer, params, places, inside)
+    )
 
 
 def _blind(aim: str, what: str, results: Sequence[AttackResult]) -> AuditCheck:
@@ -166,7 +168,7 @@ def _blind(aim: str, what: str, results: Sequence[AttackResult]) -> AuditCheck:
     return AuditCheck("blind", True, aim, f"Of {what}, {shown}, no better than guessing.")
 
 
-def _halves_of_others(subject: AskedModel, most: int) -> tuple[Tensor, Tensor]:
+def _halves_of_others(subject: AttackedModel, most: int) -> tuple[Tensor, Tensor]:
     """Return the places of up to `most` non-members among the candidates, and a random half of these [n] bool."""
     places = (~subject.candidates.member).nonzero()[:, 0]
     order = torch.randperm(len(places), generator=subject.seeds.generator("planted places"))
@@ -174,8 +176,8 @@ def _halves_of_others(subject: AskedModel, most: int) -> tuple[Tensor, Tensor]:
     return places, random_half(torch.zeros(len(places), dtype=torch.int64), subject.seeds.generator("planted half"))
 
 
-def _asked(
-    subject: AskedModel,
+def _attacked_at(
+    subject: AttackedModel,
     attacks: Sequence[Attack],
     trainer: Trainer | None,
     params: Params,

@@ -54,7 +54,7 @@ def in_use(model: nn.Module) -> nn.Module:
     return modes.copied(unwrapped(model)).eval() if isinstance(model, nn.Module) else model
 
 
-def asked_network(model: nn.Module, members: MemberSet, others: MemberSet, output: OutputName | None) -> HeldSpec:
+def evaluated_network(model: nn.Module, members: MemberSet, others: MemberSet, output: OutputName | None) -> HeldSpec:
     """Return a copy of a user's network in eval mode; UsageError: it cannot be used, or labels are none of its classes.
 
     All its weights count as trained: only a training would leave some out.
@@ -78,8 +78,8 @@ def asked_network(model: nn.Module, members: MemberSet, others: MemberSet, outpu
 
 
 @dataclass(frozen=True, eq=False)
-class AskedModel:
-    """The model with the examples that are asked about.
+class AttackedModel:
+    """The model with the candidates whose membership is attacked.
 
     plan, params: the network and its weights, on the device. members, others: both sets; `others` begins with those
     that may be candidates, the last `population` of them are nobody's training data and no candidates.
@@ -103,7 +103,7 @@ class AskedModel:
         references: int,
         seeds: Seeds,
         device: torch.device,
-    ) -> AskedModel:
+    ) -> AttackedModel:
         """Return the subject with up to `count` candidates of each set."""
         surplus = max(len(others.y) - len(members.y), len(others.y) // APART, len(others.y) - count)
         population = min(POPULATION, surplus) if references else 0
@@ -111,7 +111,7 @@ class AskedModel:
             others = others.at(torch.randperm(len(others.y), generator=seeds.generator("population")))
         places = draw_places(len(members.y), len(others.y) - population, count, seeds)
         plan = Plan(spec, 2, Local("gradient", batch=1))
-        return AskedModel(plan, moved(spec.start, device), members, others, population, places, seeds, device)
+        return AttackedModel(plan, moved(spec.start, device), members, others, population, places, seeds, device)
 
     def check_answers_of(self, model: nn.Module, output: OutputName | None) -> None:
         """Raise UsageError where the user's own network answers a candidate by no number, or otherwise than the copy.
@@ -205,10 +205,12 @@ class AskedModel:
 
     def rows(self) -> tuple[CandidateRow, ...]:
         """Return the candidates for the table of scores."""
-        said = self.outputs.argmax(1).tolist()
+        predicted = self.outputs.argmax(1).tolist()
         member, half = self.candidates.member.tolist(), self.candidates.half.tolist()
         return tuple(
-            CandidateRow(own.names[place], member[i], half[i], self._class(int(own.y[place])), self._class(said[i]))
+            CandidateRow(
+                own.names[place], member[i], half[i], self._class(int(own.y[place])), self._class(predicted[i])
+            )
             for i, (own, place) in enumerate(self.sources)
         )
 
@@ -255,7 +257,7 @@ class Trainer:
     def __init__(
         self,
         train: TrainingFunction,
-        subject: AskedModel,
+        subject: AttackedModel,
         references: int,
         output: OutputName | None = None,
         say: Callable[[str], None] = lambda _: None,
@@ -281,7 +283,7 @@ class Trainer:
                 ) from cause
         if not isinstance(module, nn.Module):
             raise UsageError(f"The training function gave {shown(module, 60)}; it must return a trained nn.Module.")
-        spec = asked_network(module, subject.members, subject.others, self._output)
+        spec = evaluated_network(module, subject.members, subject.others, self._output)
         if spec.classes != subject.plan.spec.classes:
             raise UsageError(
                 f"The training function gave a network of {spec.classes} classes, and the model has "

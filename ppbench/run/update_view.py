@@ -1,32 +1,65 @@
-"""The view of a server that has a user's gradient, some tensors of it, or an update of local steps at unknown rates."""
+"""What a server sees of one client: a user's gradient, some tensors of it, or an update of several local steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 
-from ppbench.base.errors import UsageError
+from ppbench.adversary.attack import Attack
+from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.tree import Params
 from ppbench.federation.contract import Defense
 from ppbench.federation.evidence import Evidence, PartGradient
-from ppbench.federation.plan import Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Model, Update, Wire
 from ppbench.nets.classifier import HEAD_NAMES
+from ppbench.nets.net import LossName, NetSpec, OwnLoss
+from ppbench.records.schema import Scalar
+from ppbench.run.config import configure
 from ppbench.run.experiment import make_defense
+from ppbench.run.task import plan_on
 
 HOW = '{"lr": 0.1, "local_epochs": 2, "batch_size": 4}'
+OF_STEPS = "fedavg_inversion"
+"""The only attack of the default that simulates several local steps."""
+STEP_OPTIONS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
+"""Options that describe the local steps behind a change of weights."""
 RANGE, POINTS = 4.0, 17
 """Rates from e^-RANGE to e^RANGE times the first one are compared, so many of them."""
 TOLERANCE = 1e-7
 """Relative error of a fitted rate, where the mismatch resolves it."""
+
+
+def plan_of_update(
+    spec: NetSpec,
+    batch: int,
+    data_range: tuple[float, float],
+    training: Mapping[str, Scalar] | None,
+    loss: LossName | OwnLoss,
+) -> Plan:
+    """Return the public plan of one client that sends a gradient, or its change of weights in the steps `training`."""
+    if training is None:
+        return Plan(spec, 1, Local("gradient", batch=batch), loss, data_range=data_range)
+    if not isinstance(training, Mapping):
+        raise UsageError(f"training={shown(training)} cannot be used; it must say how steps were made, as {HOW}.")
+    for name in training:
+        if name not in STEP_OPTIONS:
+            raise unknown("option of local steps", str(name), STEP_OPTIONS)
+    if "lr" not in training:
+        right = f"give it, as {HOW}, or None if it is unknown; leave out training= for one step, whose rate is fitted"
+        raise UsageError(f"training={shown(training)} lacks the learning rate; {right}.")
+    options: dict[str, Any] = {"optimizer": "sgd", "batch_size": batch, **training}
+    options["lr"] = 1.0 if options["lr"] is None else options["lr"]  # read off the change, see `first_rate`
+    config = configure(defense="none", clients=1, upload="delta", decay_at=(), schedule="parallel", **options)
+    return replace(plan_on(config, spec, data_range), loss=loss)
 
 
 @dataclass(frozen=True)
@@ -62,6 +95,17 @@ def view_of(plan: Plan, params: Params, gradient: Params) -> View:
 
 
 # -- The rate of several local steps, where the attacker does not know it --
+
+
+def is_rate_unknown(training: Mapping[str, Scalar] | None, plan: Plan, attack: str | Attack | None) -> bool:
+    """Return whether the rate of steps of SGD is to be fitted; UsageError: by an attack that cannot."""
+    if training is None or training["lr"] is not None or plan.local.opt.name != "sgd":
+        return False
+    if attack not in (None, OF_STEPS):
+        raise UsageError(
+            f"The rate is unknown (lr is None), which {OF_STEPS!r} alone fits; leave out attack=, or give lr."
+        )
+    return True
 
 
 def first_rate(change: Params, plan: Plan, batch: int) -> float:

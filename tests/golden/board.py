@@ -64,18 +64,18 @@ def _claims(cells: list[Record]) -> str:
         if isinstance(outcome, Unchecked):
             words += [outcome.status, outcome.reason]
         else:
-            found = outcome.finding
+            finding = outcome.finding
             words += [
-                found.verdict,
-                found.to,
-                found.reason,
-                found.worst,
-                found.plain,
-                found.own,
-                found.least,
-                found.most,
+                finding.verdict,
+                finding.to,
+                finding.reason,
+                finding.worst,
+                finding.plain,
+                finding.own,
+                finding.least,
+                finding.most,
             ]
-            words += [outcome.setting, *found.cells]
+            words += [outcome.setting, *finding.cells]
         lines.append(" | ".join(words) + "\n")
     return "".join(lines)
 

@@ -299,5 +299,6 @@ class AdaptiveSign(FedAvgInversion):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the evidence of the signs, where these are sent."""
-        plain = trained_evidence(view)
-        return signed(view.defense.evidence(view), view.plan) if isinstance(view.defense, SignSGD) else plain
+        if not isinstance(view.defense, SignSGD):
+            return trained_evidence(view)
+        return signed(view.defense.evidence(view), view.plan)

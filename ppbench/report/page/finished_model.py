@@ -157,7 +157,7 @@ class AuditedModel:
         subject: what was audited.
         attacks: the figures of each attack, with 95 % intervals.
         checks: the controls.
-        limits: as they were given.
+        limits: of the user's options.
         exposed: the members that are recognized best.
         rows: the candidates, in the order of the scores' indices.
     """
