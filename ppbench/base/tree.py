@@ -134,10 +134,9 @@ def structure(tree: Tree) -> object:
 
 
 def tree_digest(tree: Tree) -> bytes:
-    """Return SHA-256 of a tree's structure and of its tensors, bit for bit."""
+    """Return the SHA-256 of a tree's structure and of its tensors: types, shapes and values."""
     digest = hashlib.sha256(repr(structure(tree)).encode())
-    for leaf in leaves(tree):
-        digest.update(leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    update_digest(digest, *leaves(tree))
     return digest.digest()
 
 
