@@ -1,4 +1,4 @@
-"""Papers' claims as Markdown, one page per paper: a function of claims, records and benchmark figures, byte for byte."""
+"""Papers' claims as Markdown, one page per paper: a function of claims, records and benchmark figures, byte by byte."""
 
 from __future__ import annotations
 
