@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ppbench.adversary.token_vectors import run_on_vectors, suits_vectors
 from ppbench.base.declarations import SCALARS, class_faults, contract_faults, field_faults, is_scalar, word_faults
 from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, count_of, shown
@@ -174,6 +175,7 @@ class Attack:
         audit: what a membership or tracing attack needs from an audit: "references" (reference runs), "rounds" (the
             mail of all rounds of training) or "clients" (canary clients); "" for nothing.
         reads_alone: whether it uses only its own evidence; if there is none, the cell reports it.
+        reads_tokens: whether it answers a text by token numbers; others search vectors (`adversary.token_vectors`).
         replays: whether its evidence is what the server's own code makes of the mail (`adversary.replay`); its cells
             then report a defense whose account of itself differs.
         reference: its publication or origin.
@@ -200,13 +202,16 @@ class Attack:
     audit: ClassVar[Literal["", "references", "rounds", "clients"]] = ""
     reads_alone: ClassVar[bool] = False
     replays: ClassVar[bool] = False
+    reads_tokens: ClassVar[bool] = False
     reference: ClassVar[Annotated[str, Field(max_length=2000)]] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Wrap `run` so that it computes in full precision, also when it is called by hand."""
+        """Wrap `run` so that it computes in full precision, and of texts searches vectors, also when called by hand."""
         super().__init_subclass__(**keywords)
         if "run" in vars(cls):
-            cls.run = computing()(cls.run)  # type: ignore[method-assign]
+            cls.run = computing()(run_on_vectors(cls.run))  # type: ignore[method-assign]
+        if "suits" in vars(cls):
+            cls.suits = suits_vectors(cls.suits)  # type: ignore[assignment,method-assign]
 
     def check(self) -> None:
         """Raise UsageError, one sentence, for parameters that the attack cannot work with; called before anything runs.

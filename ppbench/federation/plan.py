@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -14,7 +14,8 @@ from ppbench.base.autodiff import towards
 from ppbench.base.errors import UsageError
 from ppbench.base.secret_draws import NO_SECRETS, SecretDraws
 from ppbench.base.tree import Params, Tree, node
-from ppbench.nets.net import LOSSES, LossName, Net, NetSpec, OwnLoss, build
+from ppbench.base.vocabulary import Vocabulary
+from ppbench.nets.net import LOSSES, HeldSpec, LossName, Net, NetSpec, OwnLoss, build, initial
 
 # -- Optimizers as pure functions on one flat parameter vector: few kernels, however many layers --
 # `torch.optim` does not map over clients, is not differentiable, and its state cannot be part of a client's state.
@@ -178,7 +179,8 @@ class Plan:
     server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1. schedule: "parallel", or
     "round_robin": clients one after another, a server step after each (SPN, Alg. 4). data_range: of an input's values.
     columns: of table rows; None for other inputs, or if the encoding is unknown. sample: clients drawn at random in
-    each round; 0: all take part. kind: the modality of inputs, "" where their shape and the loss say it.
+    each round; 0: all take part. kind: the modality of inputs, "" where their shape and the loss say it. vocabulary: of
+    texts; None of other inputs.
     """
 
     spec: NetSpec
@@ -191,6 +193,7 @@ class Plan:
     columns: Columns | None = None
     sample: int = 0
     kind: str = ""
+    vocabulary: Vocabulary | None = None
 
     @property
     def net(self) -> Net:
@@ -228,6 +231,21 @@ class Plan:
     def training_pass(self, params: Params, x: Tensor) -> tuple[Tensor, Params]:
         """Return outputs [B, C] of x [B, *shape], and the batch statistics of the tracked norms (`Net.statistics`)."""
         return self.net.with_statistics(params, x)
+
+    def token_table(self, params: Params | None) -> Tensor:
+        """Return the embeddings [V, D] of a network of texts, frozen or in `params`; None: of an untrained one."""
+        name = self.net.embedding
+        known = self.net.frozen | (initial(self.spec, 0) if params is None else params)
+        return known[name].detach()
+
+    def of_vectors(self, reach: float = 1.0) -> Plan:
+        """Return a plan of texts as one whose inputs are vectors [L, D] within `reach`; any other plan as it is."""
+        if self.vocabulary is None or not self.net.embedding:
+            return self
+        spec, start = self.spec, initial(self.spec, 0)
+        shape = (*spec.shape, self.token_table(start).shape[1])
+        vectors = HeldSpec(spec.model, shape, spec.classes, spec.options, net=self.net, start=start)
+        return replace(self, spec=vectors, data_range=(-reach, reach), kind="", vocabulary=None)
 
     def objective(self, params: Params, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         """Return the weighted mean loss (scalar) of x [B, *shape], y [B, C] with weights w [B].

@@ -126,5 +126,10 @@ def match(guess: Tensor, truth: Tensor, data_range: DataRange = (0.0, 1.0)) -> l
     cost = ((target[:, None] - raw.clip(*data_range)[None]) ** 2).sum(axis=2)
     # All pairs of a failed reconstruction cost the same, so that it changes no other pair.
     cost[:, ~finite] = float(cost[:, finite].max(initial=0.0)) + 1.0
+    return assigned(cost)
+
+
+def assigned(cost: Floats) -> list[int]:
+    """Return each row's column, by the assignment of least total cost [N, N]."""
     rows, columns = scipy.optimize.linear_sum_assignment(cost)
     return [int(column) for _, column in sorted(zip(rows, columns, strict=True))]

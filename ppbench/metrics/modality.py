@@ -1,6 +1,6 @@
 """The contract of a modality: what kind of data an evaluation is about, and all that follows from it.
 
-Images, masks and table rows stand here, and what finds the modality of a configuration. Code that needs
+Images, masks, table rows and texts stand here, and what finds the modality of a configuration. Code that needs
 to know the kind of data asks a modality; nobody else looks at the number of axes. Reading records loads this file, so
 torch is imported only inside of methods.
 """
@@ -14,9 +14,12 @@ from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+
 from ppbench.base.errors import shown, unknown
 from ppbench.base.registry import load_all
-from ppbench.metrics.image import DataRange, match
+from ppbench.metrics.image import DataRange, assigned, match
+from ppbench.metrics.text import share_in_place, tokens_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +69,7 @@ class Modality(ABC):
             compare decibels (of the budget, a blind guess, an oracle) and the page's table of cells has them.
         drawn: whether inputs [C, H, W] are pictures: they are kept, and drawn on the page.
         perceptual: whether inputs are compared by the eye: LPIPS, feature errors, and a gallery of others.
+        continuous: whether an input that is moved a little is one, so that the loss has a slope by it.
         smooth: whether neighbouring values are alike: attacks may use total variation, smooth starts, shifted copies.
         masked: whether targets are masks of the inputs.
     """
@@ -92,6 +96,7 @@ class Modality(ABC):
     psnr_shown: ClassVar[bool] = False
     drawn: ClassVar[bool] = False
     perceptual: ClassVar[bool] = False
+    continuous: ClassVar[bool] = True
     smooth: ClassVar[bool] = False
     masked: ClassVar[bool] = False
 
@@ -148,6 +153,10 @@ class Modality(ABC):
     def beside(self, value: float, rebuilt: bool) -> str:
         """Return a figure of `headline` as the headline appends it to a level, with a leading space."""
         return f" ({self.stated(value)})"
+
+    def example(self, scores: Sequence[Any]) -> str:
+        """Return what the headline quotes of reconstructions, a clause that begins with a comma. Default: nothing."""
+        return ""
 
     def far_worse(self, one: float, other: float) -> bool:
         """Return whether much more leaks at `one` than at `other`, figures of `headline`. Default: of shares of right
@@ -378,7 +387,73 @@ class TableRow(Modality):
         return one < 0.7 * other
 
 
-MASK, IMAGE, TABLE_ROW = Mask(), Image(), TableRow()
+QUOTED = 80
+"""Characters of a text, at most, that a headline quotes."""
+MOSTLY = 0.9
+"""Share of a text's tokens at their place from which it counts as rebuilt."""
+
+
+class TextInput(Modality):
+    """Texts [length] of token numbers, judged by the share of tokens that stand at their place."""
+
+    name: ClassVar[str] = "text"
+    noun: ClassVar[str] = "texts"
+    inputs: ClassVar[str] = "texts"
+    content: ClassVar[str] = "texts"
+    headline: ClassVar[str] = "reconstruction_accuracy"
+    figure: ClassVar[str] = "share of tokens in place"
+    title: ClassVar[str] = "tokens in place"
+    broken: ClassVar[str] = f"texts come out with {MOSTLY:.0%} of their tokens in place"
+    meaning_rebuilt: ClassVar[str] = f"at least half of the texts have {MOSTLY:.0%} of their tokens in place"
+    meaning_recognizable: ClassVar[str] = "tokens are in place well above chance"
+    glossary: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "Texts",
+            "The share of a text's tokens that stand at their place; padding does not count. The blind guess has the "
+            "most frequent token of the public texts at each place.",
+        ),
+    )
+    readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
+    parts: ClassVar[str] = "tokens"
+    continuous: ClassVar[bool] = False
+    unmeasured: ClassVar[str] = "whether tokens are in place"
+
+    def rebuilt(self, score: Any) -> bool:
+        """Return whether `MOSTLY` of the tokens are in place."""
+        return score.accuracy is not None and score.accuracy >= MOSTLY
+
+    def amount(self, score: Any) -> float:
+        """Return the share of tokens in place; -1 where it was not measured."""
+        return -1.0 if score.accuracy is None else float(score.accuracy)
+
+    def is_measured(self, score: Any) -> bool:
+        """Return whether tokens were counted."""
+        return getattr(score, "accuracy", None) is not None
+
+    def example(self, scores: Sequence[Any]) -> str:
+        """Return the reconstruction of the median victim, as `, for example "Dear Dr Keller, invoice"`."""
+        texts = sorted((score for score in scores if getattr(score, "text", None)), key=self.amount)
+        if not texts:
+            return ""
+        text = texts[len(texts) // 2].text.guess
+        return f', for example "{text if len(text) <= QUOTED else text[:QUOTED] + "..."}"'
+
+    def accuracy(self, guess: Tensor, truth: Tensor) -> float | None:
+        """Return the share of a text's tokens at their place, both [length] token numbers."""
+        return share_in_place(tokens_of(guess), tokens_of(truth))
+
+    def blind_guess(self, examples: Tensor) -> Tensor:
+        """Return the most frequent token at each place."""
+        return examples.mode(0).values
+
+    def match(self, guess: Tensor, truth: Tensor, data_range: DataRange) -> list[int]:
+        """Return each true text's guess, both [B, length]: most tokens in place, all together."""
+        guesses, texts = map(tokens_of, guess), [tokens_of(text) for text in truth]
+        cost = np.array([[-share_in_place(one, text) for text in texts] for one in guesses], dtype=np.float64)
+        return assigned(cost.T)
+
+
+MASK, IMAGE, TABLE_ROW, TEXT = Mask(), Image(), TableRow(), TextInput()
 
 
 class _Network(Protocol):
@@ -414,7 +489,7 @@ class _Planned(Protocol):
 
 def modalities() -> tuple[Modality, ...]:
     """Return all modalities, those of others first."""
-    return (*_installed(), MASK, IMAGE, TABLE_ROW)
+    return (*_installed(), MASK, IMAGE, TABLE_ROW, TEXT)
 
 
 @cache

@@ -30,7 +30,8 @@ class Classifier(nn.Module):
     layers lets attacks use a fast path. head: D to C: linear on flat features, a 1x1 convolution on maps.
     mixes: whether an example's output depends on the others of its batch (batch norm). fewest, most: allowed batch
     sizes; most is None for no limit. written: names of the buffers that a pass writes into; a pass gets copies of them.
-    single: whether it computes only in float32, for instance because its forward pass casts.
+    single: whether it computes only in float32, for instance because its forward pass casts. embedding: of a network of
+    texts, the name of its table [V, D]: it takes token numbers [B, L], or vectors [B, L, D] in their place.
     """
 
     mixes: bool = False
@@ -38,6 +39,7 @@ class Classifier(nn.Module):
     most: int | None = None
     written: frozenset[str] = frozenset()
     single: bool = False
+    embedding: str = ""
 
     def __init__(self, features: nn.Module, head: nn.Linear | nn.Conv2d) -> None:
         super().__init__()

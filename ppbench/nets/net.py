@@ -123,6 +123,12 @@ def net_spec(
     return NetSpec(model, tuple(shape), classes, tuple(sorted((options or {}).items())))
 
 
+def with_vocabulary(model: str, options: Mapping[str, OptionValue], size: int) -> Mapping[str, OptionValue]:
+    """Return the options of a network of texts with the number of tokens, if it has this option and none is given."""
+    has = "vocabulary" in inspect.signature(load_plugin("models", model)).parameters
+    return {"vocabulary": size, **options} if has else options
+
+
 class Net:
     """A network as a function of explicit parameters; it stores only frozen weights, on the CPU.
 
@@ -131,7 +137,7 @@ class Net:
     (`modes.TrackedNorm`), the share of the way to a batch's that it moves in a step (torch's momentum). frozen:
     constants by name, buffers too; frozen_parameters: the names of the parameters among them. feature_count: D, the
     width of the head's input. pixelwise: whether pixels are classified, so that features and outputs are maps.
-    head_bias: whether the head has a bias, trained or not. mixes, fewest, most: as in `Classifier`.
+    head_bias: whether the head has a bias, trained or not. mixes, fewest, most, embedding: as in `Classifier`.
 
     UsageError: no parameter is trained.
     """
@@ -161,7 +167,7 @@ class Net:
         self.feature_count = head.in_channels if isinstance(head, nn.Conv2d) else head.in_features
         self.head_bias = head.bias is not None
         self.mixes, self.fewest, self.most = module.mixes, module.fewest, module.most
-        self._written, self._single = module.written, module.single
+        self._written, self._single, self.embedding = module.written, module.single, module.embedding
 
     def own_name(self, name: str) -> str:
         """Return the user's name of the parameter or layer `name`."""

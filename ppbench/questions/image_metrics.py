@@ -50,6 +50,22 @@ class LayerScore(Strict):
     exact: bool
 
 
+class TextScore(Strict):
+    """A reconstructed text beside the original.
+
+    Attributes:
+        guess, truth: both as written.
+        in_set, exact, run, facts: as in `ppbench.metrics.text.TextFigures`.
+    """
+
+    guess: str
+    truth: str
+    in_set: Share
+    exact: bool
+    run: Count
+    facts: Share | None
+
+
 class ImageScore(ProbedScore, Grown):
     """One reconstructed image. A failed one (not finite) has null figures and counts as psnr 0 dB, rmse 1.
 
@@ -75,6 +91,7 @@ class ImageScore(ProbedScore, Grown):
         blind_accuracy: the same of each column's most frequent category, or mean, of the public examples.
         recognition: whether it re-identifies its original and shows its class; null in older records.
         layers: how well each layer was determined, of attacks that compute inputs layer by layer; else empty.
+        text: of a text with a public vocabulary; else null.
     """
 
     kind: Literal["image"] = "image"
@@ -98,8 +115,9 @@ class ImageScore(ProbedScore, Grown):
     blind_accuracy: Share | None = None
     recognition: Recognition | None = None
     layers: list[LayerScore] = Field(default_factory=list)
+    text: TextScore | None = None
     LATER: ClassVar[Mapping[str, Any]] = {
-        **dict.fromkeys(("detected", "accuracy", "blind_accuracy", "recognition")),
+        **dict.fromkeys(("detected", "accuracy", "blind_accuracy", "recognition", "text")),
         "layers": [],
     }
 
@@ -260,6 +278,17 @@ def _reads(name: str) -> Callable[[ImageScore], bool]:
     return lambda score: score.recognition is not None and of(score.recognition) is not None
 
 
+def _of_texts(name: str, title: str, meaning: str, pick: Callable[[TextScore], float | None], unit: str) -> ImageMetric:
+    """Return a mean over the texts that have a figure."""
+
+    def compute(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
+        known = [score for score in scores if score.text is not None and pick(score.text) is not None]
+        mean = _over_all(lambda score: None if score.text is None else pick(score.text), "mean")
+        return mean(spec, known, classes, seed) if known else unsupported(len(scores), "no text has one")
+
+    return ImageMetric(MetricSpec(name, title, unit, meaning, short=""), compute, lambda score: score.text is not None)
+
+
 def _readers(name: str, meaning: str, columns: tuple[Ending, ...]) -> ImageMetric:
     spec = MetricSpec(name, name.replace("_", " ").capitalize(), SHARE, meaning, short="", columns=columns)
     return ImageMetric(spec, share_of_readers, _reads(name))
@@ -409,6 +438,20 @@ IMAGE_METRICS: tuple[ImageMetric, ...] = (
         lambda score: score.accuracy is not None,
         judged=lambda score: score.accuracy or 0.0,
         kinds=lambda kind: not kind.decibels and kind.headline != "rmse_mean",
+    ),
+    _of_texts(
+        "tokens_in_set", "Tokens found", "Share of a text's tokens that came out anywhere.", lambda t: t.in_set, SHARE
+    ),
+    _of_texts("texts_exact", "Exact texts", "Share of texts that came out word for word.", lambda t: t.exact, SHARE),
+    _of_texts(
+        "facts_found",
+        "Names and numbers",
+        "Share of a text's names and numbers that came out.",
+        lambda t: t.facts,
+        SHARE,
+    ),
+    _of_texts(
+        "common_run", "Longest run", "Longest run of tokens shared with the original, mean.", lambda t: t.run, "tokens"
     ),
     ImageMetric(
         MetricSpec(

@@ -16,6 +16,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
 from ppbench.base.tree import finite
+from ppbench.base.vocabulary import Vocabulary
 from ppbench.federation.evidence import Evidence, at_truth
 from ppbench.federation.plan import Columns, Data
 from ppbench.federation.wire import Slot
@@ -24,7 +25,8 @@ from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.modality import IMAGE, Modality, modality_from
 from ppbench.metrics.perceptual import Network, measurable
 from ppbench.metrics.recognition import Gallery
-from ppbench.questions.image_metrics import ABOVE_DB, ImageScore, LayerScore, score_figures
+from ppbench.metrics.text import text_figures, tokens_of
+from ppbench.questions.image_metrics import ABOVE_DB, ImageScore, LayerScore, TextScore, score_figures
 from ppbench.questions.inquiry import Scored, Yardstick
 from ppbench.questions.recognition import Recognition
 from ppbench.records.schema import Flag
@@ -76,7 +78,7 @@ def flags_of(
     if modality.psnr_shown:
         flags = [_hurts(scores), _blind(scores, modality.decibels), _gap(scores), _flat(evidence, data_range)]
     else:
-        flags = [_blind_places(scores, modality), _flat(evidence, data_range)]
+        flags = [_blind_places(scores, modality), _flat(evidence, data_range) if modality.continuous else None]
     return tuple(flag for flag in flags if flag is not None)
 
 
@@ -187,7 +189,7 @@ def score_images(
     data_range: DataRange,
     yardstick: Yardstick | None = None,
     detected: Mapping[Slot, float] = MappingProxyType({}),
-    columns: Columns | None = None,
+    encoding: Columns | Vocabulary | None = None,
     modality: Modality | None = None,
 ) -> Scored:
     """Score reconstructions: each unit's images are matched to the truth by least squared error, labels as multisets.
@@ -195,13 +197,13 @@ def score_images(
     evidence: the attack's own, for the discrepancy at the truth, whose median raises "evidence_inexact" unless it is
     about 0 (noise, or an unknown mechanism); plain: the defense's, for the ratio of gradient to perturbation. With a
     yardstick, blind guesses and perceptual figures are measured and the flags of `questions.images` raised. detected:
-    see `Probe`. columns: the encoding of table rows, whose accuracy is then measured. modality: of the
-    data; None: by their shape.
+    see `Probe`. encoding: of table rows, whose accuracy is then measured, or of texts. modality: of the data; None: by
+    their shape.
     """
     truths = [victims.truth(unit) for unit in victims.units]
     modality = modality or modality_from(truths[0].x.shape[1:])
     mean = None if yardstick is None else yardstick.mean
-    measure = _UnitMeasure(data_range, mean, columns, modality)
+    measure = _UnitMeasure(data_range, mean, encoding, modality)
     scores: list[ImageScore] = []
     matched: list[Tensor] = []
     for unit, truth, guess in zip(victims.units, truths, guesses, strict=True):
@@ -290,11 +292,12 @@ def _ratio(plain: Evidence | None, truth: Data, units: int) -> float | None:
 
 @dataclass(frozen=True)
 class _UnitMeasure:
-    """Measures the guess about one unit. mean: the blind guess, None: it is not measured; columns: of table rows."""
+    """Measures the guess about one unit. mean: the blind guess, None: it is not measured; encoding: of rows or
+    texts."""
 
     data_range: DataRange
     mean: Tensor | None
-    columns: Columns | None
+    encoding: Columns | Vocabulary | None
     modality: Modality
 
     def matched(self, guess: Guess, truth: Data) -> Tensor:
@@ -304,9 +307,18 @@ class _UnitMeasure:
 
     def accuracy(self, guess: Tensor, truth: Tensor) -> float | None:
         """Return the share of columns, or places, of an input that are right; None where it is not measured."""
-        return (
-            self.modality.accuracy(guess, truth) if self.columns is None else row_accuracy(guess, truth, self.columns)
-        )
+        if isinstance(self.encoding, Columns):
+            return row_accuracy(guess, truth, self.encoding)
+        return self.modality.accuracy(guess, truth)
+
+    def text(self, guess: Tensor, truth: Tensor) -> TextScore | None:
+        """Return the score of a text; None of other inputs."""
+        if not isinstance(self.encoding, Vocabulary):
+            return None
+        tokens, original = tokens_of(guess), tokens_of(truth)
+        figures = asdict(text_figures(tokens, original, self.encoding))
+        del figures["in_place"]  # the score's accuracy
+        return TextScore(guess=self.encoding.text(tokens), truth=self.encoding.text(original), **figures)
 
     def scores(self, guess: Guess, images: Tensor, truth: Data) -> list[dict[str, Any]]:
         """Return the score of each image of a unit, by field of `ImageScore`; images: from `matched`."""
@@ -322,6 +334,7 @@ class _UnitMeasure:
                 "confidence": _finite(guess.confidence),
                 "evaluations": guess.evaluations,
                 "accuracy": self.accuracy(image, original),
+                "text": self.text(image, original),
                 "blind_accuracy": None if mean is None else self.accuracy(mean, original),
                 "blind": None if mean is None else blind_decibels(mean, original, data_range),
                 "oracle": None if mean is None else oracle[index],

@@ -205,7 +205,7 @@ class Reconstruction(Question):
         from ppbench.questions.images import accounts_differ, score_images
 
         view, victims = probe.view, probe.victims
-        plan, about = view.plan, (view.plan.columns, modality_in(view.plan))
+        plan, about = view.plan, (view.plan.columns or view.plan.vocabulary, modality_in(view.plan))
 
         def score(guesses: Sequence[Guess]) -> Scored:
             if probe.yardstick is None:

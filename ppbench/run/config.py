@@ -23,6 +23,7 @@ from ppbench.run.options import (
     TaskOptions,
 )
 from ppbench.task.dataset import default_root
+from ppbench.task.user_data import network_for
 
 DefenseName = Annotated[str, AfterValidator(canonical)]
 """A defense as records name it: a framework's own name for what ships with it becomes ours, so that cells are equal."""
@@ -73,6 +74,14 @@ QUICK_BUDGETS: dict[str, Scalar] = {
 """Smaller budgets of `--attack quick`. Those of `adaptive_spn` give batches of 8 digits of three seeds the levels of
 whole ones (400 and 2500); that of `adaptive_server` (1800 otherwise) left the verdicts on SPN at seed 0 as they were.
 """
+TEXT_NETWORK = "transformer"
+"""The network that data sets of texts name."""
+TEXT_BUDGETS: dict[str, Scalar] = {
+    "adaptive_spn.inversion_budget": 30,
+    "adaptive_spn.joint_budget": 60,
+    "adaptive_server.budget": 100,
+}
+"""The same for texts: an evaluation takes ten times as long, and what no exact attack reads searches rarely find."""
 PRESETS: dict[str, dict[str, Any]] = {
     # One start per victim, no tuning, no cells that cannot show anything: all has to end within 60 s on two cores.
     "quick": {"attacks": ("quick",), "settings": {f"{attack}.restarts": 0 for attack in SEARCHES}, "tuning": 0},
@@ -110,10 +119,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def _quick_budgets(options: Mapping[str, Any]) -> dict[str, Scalar]:
+def _quick_budgets(options: Mapping[str, Any], texts: bool) -> dict[str, Scalar]:
     """Return the budgets of `--attack quick`, without those that `--budget` says."""
-    own = options.get("budget") is not None
-    return {name: value for name, value in QUICK_BUDGETS.items() if not (own and name.endswith(".budget"))}
+    own, budgets = options.get("budget") is not None, QUICK_BUDGETS | (TEXT_BUDGETS if texts else {})
+    return {name: value for name, value in budgets.items() if not (own and name.endswith(".budget"))}
+
+
+def _usual_network(dataset: object) -> str:
+    """Return the network that a data set gets where none is named, "" if it says none."""
+    return network_for(_placed(dataset)) if isinstance(dataset, str) else ""
 
 
 def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
@@ -122,7 +136,9 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
         raise unknown("preset", preset, PRESETS)
     base = {**PRESETS[preset], **_setting(preset, options)}
     attacks = options.get("attacks", base.get("attacks"))
-    budgets = _quick_budgets(options) if isinstance(attacks, tuple | list) and "quick" in attacks else {}
+    usual = _usual_network(options.get("dataset", base.get("dataset")))
+    quick = isinstance(attacks, tuple | list) and "quick" in attacks
+    budgets = _quick_budgets(options, usual == TEXT_NETWORK) if quick else {}
     settings = {**budgets, **base.get("settings", {}), **(options.get("settings") or {})}
     model = {**base.get("model_options", {}), **(options.get("model_options") or {})}
     for name in ("attacks", "attack_batch", "stages", "threats", "grid"):
@@ -134,6 +150,8 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     fields["model_options"] = {name: _placed(value) for name, value in model.items()}
     if "dataset" in fields:
         fields["dataset"] = _placed(fields["dataset"])
+    if usual and "model" not in options:
+        fields |= {"model": usual, "model_options": options.get("model_options") or {}}
     try:
         config = EvaluateConfig(**fields)
     except ValidationError as error:

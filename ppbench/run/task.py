@@ -21,7 +21,7 @@ from ppbench.federation.drive import chosen_backend
 from ppbench.federation.plan import Columns, Data, Local, Opt, Plan
 from ppbench.metrics.perceptual import Network
 from ppbench.metrics.recognition import Gallery, gallery_of
-from ppbench.nets.net import NetSpec, initial, net_spec
+from ppbench.nets.net import NetSpec, initial, net_spec, with_vocabulary
 from ppbench.records.run_files import commitment
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.records.sources import code_of
@@ -109,8 +109,11 @@ def task_of(key: str) -> Task:
     config = EvaluateConfig.model_validate_json(key)
     seeds = Seeds(config.seed, config.salt)
     dataset = _dataset(config.dataset, seeds.seed("data"))
-    spec = net_spec(config.model, dataset.shape, dataset.classes, config.model_options)
-    plan = replace(plan_on(config, spec, dataset.data_range, dataset.columns), kind=dataset.named_kind)
+    words = dataset.vocabulary
+    options = config.model_options if words is None else with_vocabulary(config.model, config.model_options, len(words))
+    spec = net_spec(config.model, dataset.shape, dataset.classes, options)
+    plan = plan_on(config, spec, dataset.data_range, dataset.columns)
+    plan = replace(plan, kind=dataset.named_kind, vocabulary=dataset.vocabulary)
     check_fit(dataset, plan)
     _check_room(dataset, config)
     public, rest = _split_public(dataset, config.public, seeds)
@@ -133,6 +136,12 @@ def check_fit(dataset: Dataset, plan: Plan) -> None:
     if plan.loss not in losses:
         right = " or ".join(losses)
         raise UsageError(f"Data set {dataset.name!r} has {targets} as targets; use --loss {right}, not {plan.loss!r}.")
+    if bool(plan.net.embedding) != (dataset.vocabulary is not None):
+        takes, right = ("texts", "another") if plan.net.embedding else ("no texts", "'transformer' or 'gpt'")
+        raise UsageError(
+            f"Data set {dataset.name!r} has {dataset.modality.inputs}, but model {plan.spec.model!r} takes {takes}; "
+            f"use {right}."
+        )
     if plan.net.pixelwise != dataset.modality.masked:
         makes, right = ("masks", "another") if plan.net.pixelwise else ("one answer an image", "'unet'")
         raise UsageError(

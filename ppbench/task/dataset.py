@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,12 +16,14 @@ from torch.nn.functional import one_hot
 
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.tree import update_digest
+from ppbench.base.vocabulary import Vocabulary
 from ppbench.federation.plan import Columns, Data
 from ppbench.metrics.modality import Modality, modality_from
 from ppbench.task.partition import mask_strata, strata
 
 TaskKind = Literal["classification", "regression", "segmentation"]
 MAX_CLASSES = 65_536
+Loader = TypeVar("Loader", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +76,7 @@ class Dataset:
         kind: name of the modality of its inputs, see `metrics.modality`; "": images, masks or table rows, by shape and
             task.
         columns: the encoding of table rows; None if unknown.
+        vocabulary: of texts; None of other inputs.
         notes: lines for the user on how it was read: the columns and classes, and what was ignored.
     """
 
@@ -85,6 +89,7 @@ class Dataset:
     kind: str = ""
     task: TaskKind = "classification"
     columns: Columns | None = None
+    vocabulary: Vocabulary | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -126,6 +131,16 @@ class Dataset:
         tensors = (self.train.x, self.train.y, self.test.x, self.test.y, self.train.domain, self.test.domain)
         update_digest(digest, *(part for part in tensors if part is not None))
         return digest.hexdigest()
+
+
+def usual_network(name: str) -> Callable[[Loader], Loader]:
+    """Mark a data set's loader with the network that it gets where none is named."""
+
+    def marked(loader: Loader) -> Loader:
+        setattr(loader, "network", name)  # noqa: B010 - a function has no such attribute by its type
+        return loader
+
+    return marked
 
 
 def default_root() -> Path:

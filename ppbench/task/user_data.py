@@ -267,6 +267,12 @@ def plugins_of(text: str) -> tuple[str, ...]:
     return (name, named(argument)[0]) if name == "warped" else (name,)
 
 
+def network_for(text: str) -> str:
+    """Return the network that the data set `text` gets where none is named, "" if it says none."""
+    plugin = plugins("datasets").get(named(text)[0])
+    return "" if plugin is None else str(getattr(plugin.loaded, "network", ""))
+
+
 def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
     """Return the data set that `text` names. Raises UsageError: the name is unknown or the data cannot be used.
 

@@ -22,6 +22,7 @@ from ppbench.report.page.overview import (
     amount_words,
     choice_of,
     control_words,
+    example_words,
     figures_words,
     overviews,
     recovered_words,
@@ -128,7 +129,8 @@ def _one(row: HeadlineRow) -> Headline:
         return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
     if fate in ("fall", "exposed", "partly"):
         refuted = "; its epsilon is refuted" if setting.refutation else ""
-        words = f"{name} falls{_in_seeds(setting)}{_everywhere(row)}: {leak.noun} {leak.level}{figures_words(setting)}"
+        seen = f"{leak.noun} {leak.level}{figures_words(setting)}{example_words(setting)}"
+        words = f"{name} falls{_in_seeds(setting)}{_everywhere(row)}: {seen}"
         named = where if _everywhere(row) and row.setting not in _everywhere(row) else ""
         return Headline(f"{words}{named}{recovered_words(setting)}{refuted}{_others(row)}{end}", "error")
     if fate == "stand":

@@ -269,6 +269,12 @@ def figures_words(setting: Setting) -> str:
     return f"{words} ({beside})" if beside else words
 
 
+def example_words(setting: Setting) -> str:
+    """Return what the headline quotes of a setting's reconstructions; "" of images and rows."""
+    leak = setting.leak
+    return "" if leak is None or leak.worst is None else leak.everybody.modality.example(leak.worst.victims)
+
+
 def recovered_words(setting: Setting) -> str:
     """Return what is recovered beside inputs: ", 90% of labels, members"."""
     share = None if setting.labels is None else value(best([setting.labels], "label_accuracy"), "label_accuracy")

@@ -26,6 +26,7 @@ from ppbench.report.entries import Entry
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import Claims, DefenseSentence
 from ppbench.report.page.sections import Section
+from ppbench.report.page.texts import TextTable, text_tables
 
 # -- Reconstructed images as sprites: one PNG with one column per victim, originals above reconstructions --
 
@@ -206,6 +207,7 @@ class Profile:
     sentences: tuple[DefenseSentence, ...]
     rows: tuple[tuple[Section, Entry], ...]
     galleries: tuple[ReconstructionGallery, ...]
+    texts: tuple[TextTable, ...]
     outcomes: tuple[ClaimOutcome, ...]
     costs: tuple[CostRow, ...]
 
@@ -259,6 +261,7 @@ def profiles(
             sentences=tuple(s for s in all_sentences if s.defense == name),
             rows=tuple(rows[name]),
             galleries=tuple(islice(_galleries(rows[name], album, known), FULL_GALLERIES)),
+            texts=tuple(table for section, entry in rows[name] for table in text_tables(section.short, entry, known)),
             outcomes=tuple(o for o in outcomes if o.defense == name),
             costs=tuple(row for row in costs if row.entry.defense.id == name),
         )

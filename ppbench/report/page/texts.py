@@ -1,0 +1,63 @@
+"""Texts of a page: originals and what the best attack read, the tokens that agree marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from ppbench.records.figure import best
+from ppbench.report.entries import Entry
+from ppbench.report.knowing import Knowledge
+
+SHOWN_TEXTS = 5
+"""Texts of a setting: the first victims, not the best ones."""
+LEAST_MARKED = 4
+"""Characters from which on a piece that both texts share is marked."""
+
+
+@dataclass(frozen=True)
+class MarkedText:
+    """A reconstructed text in pieces, each with whether the original has it. share: of tokens in place."""
+
+    original: str
+    pieces: tuple[tuple[str, bool], ...]
+    share: float | None
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """The texts of one setting, by an attacker unaware of the defense or aware of it."""
+
+    name: str
+    attack: str
+    is_aware: bool
+    texts: tuple[MarkedText, ...]
+
+
+def text_tables(section: str, entry: Entry, known: Knowledge) -> list[TextTable]:
+    """Return the texts of a setting by its best unaware and its best aware attack; none where inputs are no texts."""
+    records = [r for r in entry.records if r.status == "complete" and any(getattr(v, "text", None) for v in r.victims)]
+    tables = []
+    for aware in (False, True):
+        record = best([r for r in records if known.adaptive(r) == aware], "reconstruction_accuracy")
+        if record is not None:
+            texts = tuple(marked(victim) for victim in record.victims[:SHOWN_TEXTS])
+            tables.append(TextTable(f"{section}, {entry.name}", record.config.attack.id, aware, texts))
+    return tables
+
+
+def marked(score: object) -> MarkedText:
+    """Return the text of a score with what it shares with the original."""
+    text = getattr(score, "text")  # noqa: B009 - a record's score may be of any question
+    matcher = SequenceMatcher(None, text.guess, text.truth, autojunk=False)
+    return MarkedText(text.truth, tuple(_pieces(text.guess, matcher)), getattr(score, "accuracy", None))
+
+
+def _pieces(guess: str, matcher: SequenceMatcher[str]) -> Sequence[tuple[str, bool]]:
+    pieces, end = list[tuple[str, bool]](), 0
+    for block in matcher.get_matching_blocks():
+        if block.size >= LEAST_MARKED:
+            pieces += [(guess[end : block.a], False), (guess[block.a : block.a + block.size], True)]
+            end = block.a + block.size
+    return [piece for piece in (*pieces, (guess[end:], False)) if piece[0]]

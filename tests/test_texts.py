@@ -1,0 +1,317 @@
+"""Texts: what they say, how much of one came out, and what a gradient gives away of them."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import grad, vmap
+from torch.nn.functional import one_hot
+
+from ppbench.adversary.attack import Challenge
+from ppbench.adversary.token_vectors import nearest_tokens
+from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.attacks.reconstruction.token_rows import TokenRows, row_space
+from ppbench.base.errors import UsageError
+from ppbench.base.vocabulary import PADDING, UNKNOWN, Vocabulary
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.plan import Noise, Plan
+from ppbench.federation.wire import Slot
+from ppbench.metrics.modality import TEXT
+from ppbench.metrics.text import text_figures
+from ppbench.nets.net import initial, net_spec
+from ppbench.questions.image_metrics import TextScore
+from ppbench.records.store import Store
+from ppbench.report.page.texts import marked
+from ppbench.run.config import configure
+from ppbench.run.evaluation import evaluate
+from ppbench.run.task import make_task
+from ppbench.task.texts import encode_words, letters, word_tokens
+from ppbench.task.user_data import open_dataset
+
+WORDS = Vocabulary(("[pad]", "[unknown]", "Dear", "Anna", ",", "pay", "4", "7", "euros", "."))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return letters("", seed=0, root=None)
+
+
+# -- what texts say ---------------------------------------------------------------------------------------------------
+def test_a_text_is_written_as_one_writes():
+    assert WORDS.text([2, 3, 4, 5, 6, 7, 8, 9, 0, 0]) == "Dear Anna, pay 47 euros."
+    assert WORDS.text([float("nan"), -3.0, 99.0]) == "." and WORDS.text([]) == ""
+    pieces = Vocabulary(("[PAD]", "in", "##voice", "paid"), "wordpiece")
+    assert pieces.text([1, 2, 3]) == "invoice paid"
+    assert Vocabulary(("", "Ġna", "Ã¯", "ve"), "bytes").text([1, 2, 3]) == "naïve"
+    assert Vocabulary(("", "▁pay", "▁me"), "pieces").text([1, 2]) == "pay me"
+
+
+@given(st.lists(st.integers(2, len(WORDS) - 1), min_size=1, max_size=12))
+def test_reading_a_written_text_gives_its_tokens(numbers):
+    assert encode_words([WORDS.text(numbers)], WORDS) == [numbers]
+
+
+def test_a_word_that_the_vocabulary_lacks_is_unknown():
+    assert encode_words(["Dear Otto"], WORDS) == [[2, UNKNOWN]]
+    assert word_tokens("It's 1,204 €") == ["It", "'", "s", "1", ",", "2", "0", "4", "€"]
+
+
+# -- how much came out ------------------------------------------------------------------------------------------------
+def test_figures_of_a_text():
+    truth = [2, 3, 4, 5, 6, 7, 8, 9, 0, 0]  # Dear Anna, pay 47 euros.
+    exact = text_figures(truth, truth, WORDS)
+    assert (exact.in_place, exact.in_set, exact.exact, exact.run, exact.facts) == (1.0, 1.0, True, 8, 1.0)
+    shifted = text_figures([3, 4, 5, 6, 7, 8, 9, 2, 0, 0], truth, WORDS)
+    assert (shifted.in_place, shifted.in_set, shifted.run, shifted.facts) == (0.0, 1.0, 7, 0.5)  # 47, but not Anna
+    blank = text_figures([0] * 10, truth, WORDS)
+    assert (blank.in_place, blank.in_set, blank.run, blank.facts) == (0.0, 0.0, 0, 0.0)
+    assert text_figures([5], [5], WORDS).facts is None
+
+
+def test_padding_is_no_token_that_one_gets_right():
+    assert TEXT.accuracy(torch.tensor([2.0, 0, 0, 0]), torch.tensor([2.0, 3, 0, 0])) == 0.5
+    assert TEXT.accuracy(torch.tensor([2.4, 3, 7, 7]), torch.tensor([2.0, 3, 0, 0])) == 1.0
+    assert TEXT.accuracy(torch.full((2,), torch.nan), torch.tensor([2.0, 3])) == 0.0
+
+
+def test_guesses_are_matched_to_texts_by_tokens_in_place():
+    truth = torch.tensor([[2.0, 3, 4], [5, 6, 7], [8, 9, 0]])
+    assert TEXT.match(truth[[2, 0, 1]], truth, (0.0, 9.0)) == [1, 2, 0]
+    assert TEXT.blind_guess(torch.tensor([[2.0, 3], [2, 4], [5, 4]])).tolist() == [2.0, 4.0]
+
+
+def test_shared_pieces_are_marked_and_the_median_text_is_quoted():
+    texts = [
+        TextScore(guess=guess, truth="Dear Anna, pay 47 euros.", in_set=0.5, exact=False, run=2, facts=None)
+        for guess in ("nothing", "Dear Anna, pay 74 euros.", "Dear Anna, pay 47 euros.")
+    ]
+    scores = [type("Score", (), {"text": text, "accuracy": i / 2})() for i, text in enumerate(texts)]
+    assert marked(scores[1]).pieces == (("Dear Anna, pay ", True), ("74", False), (" euros.", True))
+    assert marked(scores[0]).pieces == (("nothing", False),)
+    assert TEXT.example(scores) == ', for example "Dear Anna, pay 74 euros."' and TEXT.example([]) == ""
+
+
+# -- where texts come from --------------------------------------------------------------------------------------------
+def test_letters_are_a_function_of_the_seed(data):
+    again, other = letters("", seed=0, root=None), letters("", seed=1, root=None)
+    assert data.sha256() == again.sha256() != other.sha256() and data.vocabulary == other.vocabulary
+    assert (len(data.train), len(data.test), data.classes, data.shape) == (640, 160, 4, (24,))
+    assert not (data.train.x == UNKNOWN).any() and torch.equal(data.train.y.bincount(), torch.full((4,), 160))
+    texts = [data.vocabulary.text(row.tolist()) for row in data.train.x[:50]]
+    assert len({*texts}) == 50 and all(text_figures([*map(int, row)], [*map(int, row)], data.vocabulary).facts
+                                        for row in data.train.x[:50])  # fmt: skip
+
+
+def test_a_file_of_texts_is_read_by_its_columns(tmp_path):
+    rows = [(i, "you owe me " + "money " * 12 if i % 2 else f"room {i} is cold", "ab"[i % 2]) for i in range(20)]
+    path = tmp_path / "mail.csv"
+    path.write_text("id,body,class\n" + "".join(f"{i},{text},{label}\n" for i, text, label in rows))
+    data = open_dataset(f"text:{path}?length=8", seed=0)
+    assert (data.shape, data.classes, len(data.train), len(data.test)) == ((8,), 2, 16, 4)
+    assert {data.vocabulary.text(row.tolist()).split()[0] for row in data.train.x} == {"you", "room"}
+    assert "10 of 20 texts were cut to 8 tokens" in data.notes[1] and "column body, 2 classes of class" in data.notes[0]
+    assert configure(defense="none", dataset=f"text:{path}").model == "transformer"
+    assert configure(defense="none", dataset=f"text:{path}", model="gpt").model == "gpt"
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("?txt=body", "no option of the data set 'text' named 'txt'; did you mean 'text'"),
+        ("?text=boddy", "no column named 'boddy'"),
+        ("?length=0", "length='0' cannot be used: it must be 1 to 4096"),
+        ("?label=id", "has 6 distinct values in 6 rows; name the column of classes"),
+    ],
+)
+def test_what_cannot_be_read_as_texts_is_refused_in_one_sentence(tmp_path, query, words):
+    path = tmp_path / "mail.csv"
+    path.write_text("id,body,class\n" + "".join(f"{i},letter {i},{i % 2}\n" for i in range(6)))
+    with pytest.raises(UsageError, match=words.replace("?", r"\?")):
+        open_dataset(f"text:{path}{query}", seed=0)
+    with pytest.raises(UsageError, match=r"no file of texts; give one that ends in \.csv"):
+        open_dataset(f"text:{tmp_path / 'other.txt'}" if (tmp_path / "other.txt").write_text("x") else "", seed=0)
+
+
+def test_a_tokenizer_of_a_file_makes_the_tokens(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({"[PAD]": 0, "[UNK]": 1, "pay": 2, "##ing": 3}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "paying pay\tx\npay\ty\n" * 6)
+    data = open_dataset(f"text:{tmp_path / 'a.tsv'}?tokenizer={tmp_path}&length=4", seed=0)
+    assert {tuple(row.tolist()) for row in data.train.x} == {(2.0, 3.0, 2.0, 0.0), (2.0, 0.0, 0.0, 0.0)}
+    assert data.vocabulary.text([2, 3]) == "paying"
+    with pytest.raises(UsageError, match="is no tokenizer of the Hugging Face format"):
+        open_dataset(f"text:{tmp_path / 'a.tsv'}?tokenizer={tmp_path / 'a.tsv'}", seed=0)
+
+
+# -- networks ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", ["transformer", "gpt"])
+def test_padding_changes_nothing_and_vectors_stand_for_embeddings(model):
+    plan = Plan(net_spec(model, (6,), 3, {"vocabulary": 10, "width": 8, "heads": 2}), 1)
+    params = {name: value.double() for name, value in initial(plan.spec, 0).items()}
+    short = torch.tensor([[2.0, 3, 4, 0, 0, 0]], dtype=torch.float64)
+    cut = plan.net(params, short[:, :3])
+    torch.testing.assert_close(plan.net(params, short), cut)
+    whole = torch.tensor([[2.0, 3, 4, 5, 6, 7]], dtype=torch.float64)
+    vectors = params[plan.net.embedding][whole[0].long()][None]
+    torch.testing.assert_close(plan.net(params, vectors), plan.net(params, whole))
+    changed = whole.clone()
+    changed[0, 0] = 9
+    assert not torch.allclose(plan.net(params, changed), plan.net(params, whole))
+    assert plan.net(params, torch.zeros_like(whole)).isfinite().all()  # padding alone
+
+
+def test_gradients_of_texts_are_mapped_over_examples():
+    plan = Plan(net_spec("transformer", (6,), 3, {"vocabulary": 10, "width": 8, "heads": 2}), 1)
+    params, x, y = initial(plan.spec, 0), torch.randint(1, 10, (4, 6)).float(), one_hot(torch.arange(4) % 3, 3).float()
+
+    def slope(a, b):
+        return grad(lambda p: plan.objective(p, a[None], b[None], torch.ones(1)))(params)
+
+    mapped = vmap(slope)(x, y)
+    for i in range(4):
+        for name, value in slope(x[i], y[i]).items():
+            torch.testing.assert_close(mapped[name][i], value)
+
+
+def test_texts_need_a_network_of_texts_and_no_other_data_one():
+    with pytest.raises(UsageError, match="has texts, but model 'mlp' takes no texts; use 'transformer' or 'gpt'"):
+        make_task(configure(defense="none", dataset="letters", model="mlp"))
+    with pytest.raises(UsageError, match="it takes texts"):
+        make_task(configure(defense="none", dataset="digits", model="gpt"))
+
+
+# -- what a gradient gives away ---------------------------------------------------------------------------------------
+def gradient_of(plan, params, x, y):
+    own = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+    loss = plan.objective(own, x, y, torch.ones(len(x)))
+    return dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+
+
+class _Seen:
+    """A view that holds one gradient."""
+
+    def __init__(self, plan, evidence):
+        self.plan, self.defense = plan, self
+        self._evidence = [evidence]
+
+    def evidence(self, view):
+        return self._evidence
+
+
+def read(data, model="transformer", count=1, start=0, change=lambda g: g, noise=None, **options):
+    """Return the guess of `token_rows` about some letters, and their texts."""
+    plan = Plan(net_spec(model, data.shape, 4, {"vocabulary": len(data.vocabulary), **options}), 1)
+    plan = Plan(plan.spec, 1, data_range=data.data_range, kind="text", vocabulary=data.vocabulary)
+    params, part = initial(plan.spec, 0), data.train.take(torch.arange(start, start + count))
+    observed = change(gradient_of(plan, params, part.x, part.y))
+    slot = Slot(0, 0)
+    evidence = Evidence((slot,), observed, lambda x, y: observed, params, noise=noise)
+    (guess,) = TokenRows().run(_Seen(plan, evidence), [Challenge((slot,), count)], torch.Generator().manual_seed(0))
+    order = TEXT.match(guess.x, part.x, data.data_range)
+    return guess, [TEXT.accuracy(guess.x[i], text) for i, text in zip(order, part.x, strict=True)]
+
+
+@pytest.mark.parametrize(("model", "count"), [("transformer", 1), ("transformer", 2), ("gpt", 1), ("gpt", 3)])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_letters_are_read_word_for_word_off_one_gradient(data, model, count, frozen):
+    guess, shares = read(data, model, count, 10, frozen_embedding=frozen)
+    assert shares == [1.0] * count and guess.is_exact and guess.confidence < 0.03
+
+
+def test_a_factor_and_a_sum_change_nothing(data):
+    guess, shares = read(data, change=lambda g: {name: -1e-3 * value for name, value in g.items()})
+    assert shares == [1.0] and guess.is_exact
+
+
+def test_noise_alone_says_nothing_and_is_not_called_exact(data):
+    draws = torch.Generator().manual_seed(1)
+
+    def noise(gradient):
+        return {name: torch.randn(value.shape, generator=draws) for name, value in gradient.items()}
+
+    for law in (None, Noise("gaussian", 1.0)):
+        guess, shares = read(data, change=noise, noise=law)
+        assert not guess.is_exact and shares[0] < 0.35 and guess.confidence > 0.1
+
+
+def test_small_noise_is_passed_over_and_large_noise_drowns_the_rows(data):
+    def noisy(std):
+        draws = torch.Generator().manual_seed(2)
+        return lambda g: {n: v + std * torch.randn(v.shape, generator=draws) for n, v in g.items()}
+
+    shares = [read(data, change=noisy(std), noise=Noise("gaussian", std))[1][0] for std in (1e-7, 1e-5, 1e-1)]
+    assert shares[0] == 1.0 and shares[0] >= shares[1] >= shares[2] and shares[2] < 0.35
+
+
+def test_a_gradient_that_lacks_the_first_layers_or_is_not_finite_gives_empty_texts(data):
+    for change in (
+        lambda g: {name: value for name, value in g.items() if name.startswith("head")},
+        lambda g: {name: torch.full_like(value, torch.nan) for name, value in g.items()},
+        lambda g: {name: torch.zeros_like(value) for name, value in g.items()},
+    ):
+        guess, shares = read(data, change=change)
+        assert shares == [0.0] and not guess.is_exact and (guess.x == PADDING).all()
+
+
+def test_the_answer_is_a_function_of_the_seed(data):
+    first, second = (read(data, "transformer", 2)[0] for _ in range(2))
+    assert torch.equal(first.x, second.x) and first.layers == second.layers
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_rows_lie_in_their_own_space_and_others_do_not(count, seed):
+    draws = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, 16, generator=draws)
+    space = row_space([torch.randn(8, count, generator=draws) @ rows], 0.0)
+    assert float(space.distance(rows).max()) < 0.02 and space.free == pytest.approx(1 - count / 16, abs=0.01)
+    assert float(space.distance(torch.randn(50, 16, generator=draws)).min()) > 0.1
+
+
+# -- searches ---------------------------------------------------------------------------------------------------------
+def test_vectors_become_the_tokens_of_the_nearest_embeddings():
+    table = torch.eye(5)
+    assert nearest_tokens(table[[1, 4]] + 0.1, table).tolist() == [1.0, 4.0]
+    assert nearest_tokens(table[[PADDING]], table).item() != PADDING  # it has no vector of its own
+    assert nearest_tokens(torch.full((2, 5), torch.nan), table).isnan().all()
+
+
+def test_a_search_follows_vectors_and_answers_by_tokens(data):
+    plan = Plan(net_spec("transformer", (4,), 4, {"vocabulary": 12, "width": 16, "heads": 2, "depth": 1}), 1)
+    plan = Plan(plan.spec, 1, data_range=(0.0, 11.0), kind="text", vocabulary=Vocabulary(tuple("pabcdefghijk")))
+    searched = plan.of_vectors()
+    assert searched.spec.shape == (4, 16) and searched.net is plan.net and searched.of_vectors() is searched
+    params, x, y = initial(plan.spec, 0), torch.tensor([[3.0, 7, 2, 9]]), one_hot(torch.tensor([1]), 4).float()
+    observed = gradient_of(plan, params, x, y)
+
+    def simulate(vectors, labels):
+        own = {name: value.to(vectors.dtype).requires_grad_() for name, value in params.items()}
+        loss = plan.objective(own, vectors[0], labels[0], torch.ones(1, dtype=vectors.dtype))
+        slopes = torch.autograd.grad(loss, list(own.values()), create_graph=True, materialize_grads=True)
+        return dict(zip(own, slopes, strict=True))
+
+    attack, slot = DLG(budget=300, restarts=0), Slot(0, 0)
+    (guess,) = attack.answer(
+        [Evidence((slot,), observed, simulate, params)],
+        searched,
+        [Challenge((slot,), 1)],
+        torch.Generator().manual_seed(0),
+    )
+    assert nearest_tokens(guess.x, plan.token_table(params)).tolist() == x.tolist()
+
+
+# -- from the command line to the page --------------------------------------------------------------------------------
+def test_an_evaluation_of_letters_quotes_one(tmp_path):
+    few = dict(victims=12, rounds=1, clients=2, train=40, candidates=20, workers=1, stages=("init",), attack_batch=(1,))
+    out = tmp_path / "out"
+    evaluation = evaluate(defense="spn", grid=(0.1,), dataset="letters", attacks=("token_rows", "dlg"), out=out,
+                          settings={"dlg.budget": 3}, **few)  # fmt: skip
+    assert evaluation.reliable
+    scores = [v for record in Store(out).load_all() if record.config.attack.id == "token_rows" for v in record.victims]
+    assert {score.text.exact for score in scores if score.accuracy == 1.0} == {True}
+    page = (out / "leaderboard.html").read_text()
+    assert "<h4>Texts</h4>" in page and "<mark>Dear " in page and "for example &#34;" in page
