@@ -53,7 +53,10 @@ LONG = {
     ("adaptive_spn", "keeps_form_and_budget_server/1"),
 }
 """Cases of seconds: a usual run asks their questions of other attacks, and these attacks other questions."""
-ELSEWHERE = {("ggl", "finds_the_planted_leak")}  # of what its generator makes, below
+ELSEWHERE = {
+    ("ggl", "finds_the_planted_leak"),  # of what its generator makes, below
+    ("token_rows", "finds_the_planted_leak"),  # of texts: test_texts.py
+}
 
 
 def cases() -> list[tuple[Duel, str]]:

@@ -21,7 +21,7 @@ from ppbench.metrics.text import text_figures
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import TextScore
 from ppbench.records.store import Store
-from ppbench.report.page.texts import marked
+from ppbench.report.page.text_tables import marked
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.task import make_task
@@ -167,6 +167,7 @@ def test_padding_changes_nothing_and_vectors_stand_for_embeddings(model):
 def test_gradients_of_texts_are_mapped_over_examples():
     plan = Plan(net_spec("transformer", (6,), 3, {"vocabulary": 10, "width": 8, "heads": 2}), 1)
     params, x, y = initial(plan.spec, 0), torch.randint(1, 10, (4, 6)).float(), one_hot(torch.arange(4) % 3, 3).float()
+    _ = plan.net  # built here: nothing can be drawn under vmap
 
     def slope(a, b):
         return grad(lambda p: plan.objective(p, a[None], b[None], torch.ones(1)))(params)
@@ -314,4 +315,4 @@ def test_an_evaluation_of_letters_quotes_one(tmp_path):
     scores = [v for record in Store(out).load_all() if record.config.attack.id == "token_rows" for v in record.victims]
     assert {score.text.exact for score in scores if score.accuracy == 1.0} == {True}
     page = (out / "leaderboard.html").read_text()
-    assert "<h4>Texts</h4>" in page and "<mark>Dear " in page and "for example &#34;" in page
+    assert "<h4>Texts</h4>" in page and "<mark>" in page and "for example &#34;" in page

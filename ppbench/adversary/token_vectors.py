@@ -37,7 +37,7 @@ RunFunction = Callable[..., list[Any]]
 """Maps an attack, a view, challenges and a generator to guesses."""
 
 
-READER = "token_rows"
+TEXT_READER = "token_rows"
 """The attack that adaptive ones try first: nothing explains an observation better than an exact guess."""
 
 
@@ -73,8 +73,8 @@ def run_on_vectors(run: RunFunction) -> RunFunction:
 
 
 def _read(attack: _Searching, view: View, challenges: Sequence[Any]) -> dict[int, Any]:
-    """Return the exact guesses of `READER` from an adaptive attack's evidence, by the challenge's number."""
-    reader = load_plugin("attacks", READER)()
+    """Return the exact guesses of `TEXT_READER` from an adaptive attack's evidence, by the challenge's number."""
+    reader = load_plugin("attacks", TEXT_READER)()
     if not reader.suits(view.plan):
         return {}
     draws = torch.Generator().manual_seed(0)

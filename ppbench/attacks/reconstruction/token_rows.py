@@ -406,9 +406,9 @@ class TokenRows(Attack):
         return [self._guess(victim) for victim in posed(evidence, plan, challenges, generator)]
 
     def _guess(self, victim: PosedVictim) -> Guess:
-        count, length = victim.size
+        count = victim.size[0]
         labels, evidence, plan = guessed_labels(victim), victim.evidence, victim.plan
-        texts = torch.full((count, length), float(PADDING))
+        texts = torch.full(victim.size, float(PADDING))
         groups = _layers(plan)
         if evidence is None or evidence.params is None or not groups:
             return Guess(x=texts, y=labels, evaluations=1)

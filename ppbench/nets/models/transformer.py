@@ -114,7 +114,7 @@ def gpt(
     vocabulary: int = 1024,
     width: int = 96,
     heads: int = 4,
-    depth: int = 1,
+    depth: int = 2,
     frozen_embedding: bool = False,
 ) -> Classifier:
     """A decoder of texts as GPT-2 has it: a token sees those before it, and the last one is classified.

@@ -26,7 +26,7 @@ from ppbench.report.entries import Entry
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import Claims, DefenseSentence
 from ppbench.report.page.sections import Section
-from ppbench.report.page.texts import TextTable, text_tables
+from ppbench.report.page.text_tables import TextTable, text_tables
 
 # -- Reconstructed images as sprites: one PNG with one column per victim, originals above reconstructions --
 
