@@ -23,12 +23,14 @@ from ppbench.attacks.reconstruction.search.starts import Starts, usable
 from ppbench.base.tree import finite, tree_map
 from ppbench.defenses.compression import QSGD, SignSGD
 from ppbench.defenses.ppdl import PPDL
+from ppbench.defenses.representation import Soteria
 from ppbench.federation.bounds import NonNegative, NonNegativeInt, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Layout, Noise, Plan
 from ppbench.federation.view import View
 from ppbench.metrics.modality import modality_in
 from ppbench.nets.channels import has_kinks
+from ppbench.nets.classifier import HEAD_NAMES
 
 PLAIN_SHARE = 0.75  # of the budget, for `ig` where it gives the first start
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
@@ -253,6 +255,33 @@ class AdaptivePPDL(AdaptiveDP):
         sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
         defense = view.defense
         return [replace(e, weight=defense.precision(view.plan, sent[e.unit[0]], e.observed)) for e in evidence]
+
+
+# -- The attack aware that columns of the head's gradient were left out --
+
+
+@dataclass(frozen=True)
+class AdaptiveSoteria(AdaptiveDP):
+    """Gradient matching without the columns of the head's gradient that are all zero: Soteria left them out."""
+
+    name: ClassVar[str] = "adaptive_soteria"
+    version: ClassVar[str] = "1"
+    targets: ClassVar[frozenset[str] | None] = frozenset({"soteria"})
+    reference: ClassVar[str] = "Balunovic et al., ICLR 2022, leave out the whole layer; here, the columns that are zero"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence; columns that were left out carry no weight."""
+        plain = view.defense.evidence(view)
+        return [_seen_columns(e) for e in plain] if isinstance(view.defense, Soteria) else plain
+
+
+def _seen_columns(evidence: Evidence) -> Evidence:
+    """Return evidence whose weight is 0 in the columns of the head's gradient that are all zero."""
+    if HEAD_NAMES[0] not in evidence.observed:
+        return evidence
+    weight = {name: torch.ones_like(value) for name, value in evidence.observed.items()}
+    weight[HEAD_NAMES[0]] *= (evidence.observed[HEAD_NAMES[0]] != 0).any(0)
+    return replace(evidence, weight=weight)
 
 
 # -- Attacks aware of quantization: rounding errors have a known law, and signs are signs --
