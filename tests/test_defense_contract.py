@@ -192,7 +192,7 @@ BYTES: dict[str, Callable[[int, int, int], tuple[int, int | None, int, int]]] = 
     # a seed down, 2K = 200 masked numbers up
     "baffle": lambda p, c, n: (4 * p + 4, 4 * 200, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
 }
-COUNTED = {"mpdp", "mpdp_h", "mp_dp_naive", "mp_cdp", "fedpc", "central", *ENCRYPTED}  # by their own tests
+COUNTED = {"mpdp", "mpdp_h", "mp_dp_naive", "mp_cdp", "fedpc", "central", "precode", *ENCRYPTED}  # by their own tests
 
 
 @pytest.mark.parametrize("name", DEFENSES)
@@ -221,6 +221,7 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "top_k": dict(theta=[0.0, 1.5]),
     "soteria": dict(rate=[-0.1, 1.1]),
     "mixup": dict(alpha=[-1.0, INF], partners=[0]),
+    "precode": dict(beta=[-1.0, NAN], size=[0]),
     "spn": dict(alpha2=[-0.1], bits=[0], phi_tap=["tail"]),
     "full_noise": dict(sigma=[0.0, INF]),
     "baffle": dict(

@@ -1,7 +1,8 @@
-"""Defenses of the representation: which columns Soteria leaves out, what mixup mixes, and what attacks read of each."""
+"""Defenses of the representation: what Soteria leaves out, mixup mixes and PRECODE draws, and what attacks read."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import mean, median
 
@@ -16,6 +17,7 @@ from ppbench.adversary.attack import Attack
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.adaptive.dp import AdaptiveSoteria
 from ppbench.attacks.adaptive.mixtures import AdaptiveMixup, Mixture, class_means, common_example
+from ppbench.attacks.adaptive.spn import AdaptivePrecode
 from ppbench.attacks.reconstruction.closed_form import ClosedForm, rebuilt_input
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.ig import IG
@@ -23,8 +25,9 @@ from ppbench.base.errors import UsageError
 from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import FullNoise, NoDefense
-from ppbench.defenses.representation import Mixup, Partners, Soteria
+from ppbench.defenses.representation import Mixup, Partners, Precode, Soteria
 from ppbench.federation.contract import Context, Defense
+from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.wire import Hello, Model
 from ppbench.nets.net import initial, net_spec
@@ -247,3 +250,84 @@ def test_local_steps_are_mixed_anew_each() -> None:
     assert job is not None and job.own == () and job.batches.x.shape[:2] == (4, 8)
     soft = job.batches.y.flatten(0, 1)
     assert len(soft.amax(1).unique()) > 20 and torch.allclose(soft.sum(1), torch.ones(32))
+
+
+# -- PRECODE --
+
+
+def test_the_bottleneck_travels_with_the_model_and_a_sample_is_drawn_for_each_example_of_each_step() -> None:
+    run = Duel(AdaptivePrecode(), Precode(size=7)).federate()
+    width = run.plan.net.feature_count
+    own = {name: tuple(v.shape) for name, v in run.parties.server.params.items() if name.startswith("bottleneck.")}
+    assert own == {
+        "bottleneck.encoder.weight": (14, width),
+        "bottleneck.encoder.bias": (14,),
+        "bottleneck.decoder.weight": (width, 7),
+        "bottleneck.decoder.bias": (width,),
+    }
+    ctx, data = replace(context(0), plan=replace(run.plan, local=Local("delta", epochs=2, batch=8))), all_digits()
+    job = run.defense.prepare(ctx, (), Model(run.parties.server.params), Data(data.x[:16], data.y[:16]))
+    assert job is not None and job.noise.shape == (4, 8, 7) and len(job.noise.unique()) == 4 * 8 * 7
+
+
+def test_the_loss_is_that_of_a_sample_plus_beta_times_a_divergence_in_bits() -> None:
+    defense, batch = Precode(beta=0.5, size=3), batch_of(2)
+    run = Duel(AdaptivePrecode(), defense).federate()
+    plan, params = run.plan, {n: v.clone().requires_grad_() for n, v in run.parties.server.params.items()}
+    draws = torch.tensor([[0.5, -1.0, 2.0], [0.0, 1.0, -0.5]])
+    r = plan.net.features(params, batch.x)
+    out = r @ params["bottleneck.encoder.weight"].T + params["bottleneck.encoder.bias"]
+    law = torch.distributions.Normal(out[:, :3], torch.nn.functional.softplus(out[:, 3:]))
+    z = law.mean + draws * law.stddev
+    logits = plan.net.head(params, z @ params["bottleneck.decoder.weight"].T + params["bottleneck.decoder.bias"])
+    prior = torch.distributions.Normal(torch.zeros(2, 3), torch.ones(2, 3))
+    bits = torch.distributions.kl_divergence(law, prior).sum(1) / math.log(2)
+    loss = torch.nn.functional.cross_entropy(logits, batch.y.argmax(1)) + 0.5 * bits.mean()
+    expected = torch.autograd.grad(loss, [*params.values()])
+    sent = defense.local_gradient(plan, run.parties.server.params, batch, (), draws)
+    for name, value in zip(params, expected, strict=True):
+        torch.testing.assert_close(sent[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_whoever_uses_the_model_takes_the_mean_for_the_sample() -> None:
+    defense = Precode(size=5)
+    run = Duel(AdaptivePrecode(), defense).federate()
+    params, x = run.parties.server.params, all_digits().x[:4]
+    first, again = (run.outputs(x) for _ in range(2))
+    assert torch.equal(first, again)
+    sampled = defense.outputs(run.plan, params, x, torch.ones(4, 5))[0]
+    assert not torch.allclose(first.float(), sampled, atol=1e-3)
+
+
+def test_what_is_drawn_behind_the_encoder_hides_no_image() -> None:
+    """On DLNet and digits: who takes means for the samples finds nothing; the encoder's gradient is exact."""
+    world = Duel(AdaptivePrecode(), Precode(size=16)).probe(3)
+    assert min(best(world, AdaptivePrecode())) > 60
+    assert max(best(world, IG(budget=60), DLG(budget=100))) < 12
+    labels = [guess.y.tolist() for guess in world.answers(AdaptivePrecode()) if guess.y is not None]
+    assert labels == world.labels
+
+
+@pytest.mark.nightly
+def test_behind_kinks_the_cotangent_that_the_encoder_shows_is_searched_with() -> None:
+    duel = Duel(AdaptivePrecode(budget=600), Precode(size=16))
+    plan = replace(duel.federate().plan, spec=net_spec("cnn", (1, 8, 8), 10), local=Local("gradient", batch=1))
+    run = Federation(duel.defense, plan, duel.federate().shards, Seeds(0))
+    run.start(initial(plan.spec, 1))
+    victims = choose_victims(run.shards, duel.threat, 1, 2, Seeds(0))
+    view = run.probe(victims.data).view(duel.threat, own=victims.own)
+    world = World(view, victims.challenges(), victims, run)
+    aware, plain = best(world, AdaptivePrecode(budget=600)), best(world, IG(budget=100))
+    assert median(aware) > max(plain) + 15
+
+
+@pytest.mark.nightly
+def test_samples_of_batches_are_searched_with_the_images() -> None:
+    world = Duel(AdaptivePrecode(), Precode()).probe(2, batch=2)
+    aware, plain = best(world, AdaptivePrecode()), best(world, DLG(budget=100))
+    assert min(aware) > 40 and max(plain) < 10
+
+
+def test_the_attack_on_precode_finds_nothing_in_noise() -> None:
+    world = Duel(AdaptivePrecode(), FullNoise()).probe(3)
+    assert max(best(world, AdaptivePrecode(budget=300))) < 11

@@ -1,4 +1,4 @@
-"""Defenses of the representation: what the network's features are computed of, or which of them an upload shows."""
+"""Defenses of the representation: what features are computed of, which an upload shows, and what the head reads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import scipy
 import torch
 from torch import Tensor
 from torch.func import vjp, vmap
+from torch.nn.functional import linear, one_hot, softplus
 
+from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.bounds import InMemoryCount, NonNegative, UnitInterval
-from ppbench.federation.contract import Context, Defense, Job
+from ppbench.federation.contract import Context, Defense, Job, Server
+from ppbench.federation.evidence import Evidence, Mappable, Shared
 from ppbench.federation.plan import Batch, Data, Plan
+from ppbench.federation.view import View
 from ppbench.federation.wire import Hello
 from ppbench.nets.classifier import HEAD_NAMES
 
@@ -146,7 +150,7 @@ class Mixup(Defense):
             part = share.view(*shape, *[1] * (own.dim() - 2))
             return part * own + (1 - part) * other[index].to(own)
 
-        y = torch.nn.functional.one_hot(partners.label, batches.y.shape[-1])
+        y = one_hot(partners.label, batches.y.shape[-1])
         return Batch(mix(batches.x, partners.x), mix(batches.y, y), batches.w)
 
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
@@ -155,3 +159,102 @@ class Mixup(Defense):
         if isinstance(message, Hello):
             me = Partners(data.x[: self.partners].clone(), data.y[: self.partners].argmax(1))
         return me, answer
+
+
+# -- PRECODE: the head reads a random sample around what it read before --
+
+ENCODER, DECODER = "bottleneck.encoder", "bottleneck.decoder"
+LEAST_SPREAD = 1e-6
+"""Least standard deviation of a sample, whose logarithm enters the loss."""
+
+
+@dataclass(frozen=True)
+class Precode(Defense):
+    """Puts a variational bottleneck before the head, whose sample is drawn anew for each example of each step.
+
+    An encoder makes a mean and a spread [size] each of the head's input r [D], a decoder the head's new input [D] of
+    mean + softplus(spread) * N(0, 1); both are linear layers and travel with the model. The loss adds beta times the KL
+    divergence in bits of that law from N(0, 1). Whoever uses the model takes the mean for the sample.
+    """
+
+    beta: NonNegative = 1e-3
+    size: InMemoryCount = 256
+
+    name: ClassVar[str] = "precode"
+    control: ClassVar[str] = "beta"
+    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (1e-3, 0.1), "paper": (1e-3,)}
+    paper: ClassVar[str] = "Scheliga et al., PRECODE, WACV 2022 (arXiv 2108.04725)"
+    epsilon_reason: ClassVar[str] = "the network before the bottleneck computes without noise"
+
+    def check(self, plan: Plan) -> None:
+        """As the base class; also refuse networks whose head reads maps."""
+        super().check(plan)
+        self.require(not plan.net.pixelwise, "size", "used with a network whose last layer is linear")
+
+    def copies(self, plan: Plan, clients: int, examples: int) -> int:
+        """As the base class, of the model with the bottleneck."""
+        own = 3 * self.size * (plan.net.feature_count + 1)
+        return super().copies(plan, clients, examples) * (1 + -(-own // plan.net.parameter_count))
+
+    def init_server(self, ctx: Context, params: Params) -> Server:
+        """Return the state of the base class; the weights include the bottleneck's, by torch's law of linear layers."""
+        width = ctx.plan.net.feature_count
+        whole = {name: params[name] for name in ctx.plan.net.names}
+        for layer, inputs, outputs in ((ENCODER, width, 2 * self.size), (DECODER, self.size, width)):
+            draws = torch.rand(outputs, inputs + 1, generator=ctx.generator)
+            table = ((2 * draws - 1) / math.sqrt(inputs)).to(next(iter(params.values())))
+            whole |= {f"{layer}.weight": table[:, :-1].contiguous(), f"{layer}.bias": table[:, -1].contiguous()}
+        return super().init_server(ctx, whole)
+
+    def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
+        """Return the job of the base class with the draws [T, B, size] of all samples."""
+        job = super().prepare(ctx, me, message, data)
+        return None if job is None else replace(job, noise=ctx.secret.normal((*job.batches.w.shape, self.size)))
+
+    def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:
+        """Return the gradient of the mean loss of a batch, with a sample of each example."""
+
+        def mean_loss(p: Params) -> Tensor:
+            outputs, divergence = self.outputs(plan, p, batch.x, noise)
+            total = plan.example_loss(outputs, batch.y) + self.beta * divergence
+            return (batch.w * total).sum() / batch.w.sum().clamp(min=1e-12)
+
+        return gradient(mean_loss, params)
+
+    def outputs(self, plan: Plan, params: Params, x: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs [B, C] for x [B, *shape], and divergences [B]; draws [B, size]: of samples; 0: means."""
+        mean, spread = _linear(params, ENCODER, plan.net.features(params, x)).split(self.size, -1)
+        std = softplus(spread).clamp(min=LEAST_SPREAD)
+        divergence = (mean.square() + std.square() - 1 - 2 * std.log()).sum(-1) / (2 * math.log(2))
+        return plan.net.head(params, _linear(params, DECODER, mean + std * draws)), divergence
+
+    def predict(self, plan: Plan, message: Tree, x: Tensor) -> Tensor:
+        """Return the outputs at the means."""
+        return self.outputs(plan, message.params, x, x.new_zeros(len(x), self.size))[0]
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the evidence of who knows the network and takes means for the samples."""
+        shared = Shared(view.plan, lambda plan, params: BottleneckGradient(params, plan, self))
+        return [replace(e, simulate=shared.at(e.params)) for e in super().evidence(view) if e.params is not None]
+
+
+def _linear(params: Params, layer: str, x: Tensor) -> Tensor:
+    return linear(x, params[f"{layer}.weight"].to(x), params[f"{layer}.bias"].to(x))
+
+
+@dataclass(frozen=True, eq=False)
+class BottleneckGradient(Mappable):
+    """The gradient of a network with PRECODE's bottleneck, at samples drawn by `draws`, or at means."""
+
+    plan: Plan
+    defense: Precode
+
+    alters: ClassVar[bool] = True
+
+    def __call__(self, x: Tensor, y: Tensor, draws: Tensor | None = None) -> Params:
+        """Return the gradient of a batch x [U, B, *shape], y [U, B, C], draws [U, B, size], in the dtype of x."""
+        images, labels = x.flatten(0, 1), y.flatten(0, 1)
+        weights = {name: value.to(x.dtype) for name, value in self.params.items()}
+        batch = Batch(images, labels, torch.ones(len(images), dtype=x.dtype, device=x.device))
+        noise = x.new_zeros(len(images), self.defense.size) if draws is None else draws.flatten(0, 1)
+        return self.defense.local_gradient(self.plan, weights, batch, (), noise)
