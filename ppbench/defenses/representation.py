@@ -94,7 +94,7 @@ class Partners:
 
 @dataclass(frozen=True)
 class Mixup(Defense):
-    """Trains on lambda x + (1 - lambda) x', inputs and labels alike, x' another of the client's examples.
+    """Trains on lambda x + (1 - lambda) x', inputs and labels alike, x' one of the client's examples.
 
     lambda is the larger of two parts by a law Beta(alpha, alpha), drawn with x' anew for each example of each step;
     where both examples are drawn alike, as in the paper, this changes nothing. alpha: 0 mixes nothing, 1 is uniform,
@@ -182,7 +182,7 @@ class Precode(Defense):
 
     name: ClassVar[str] = "precode"
     control: ClassVar[str] = "beta"
-    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (1e-3, 0.1), "paper": (1e-3,)}
+    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (1e-4, 1e-3, 0.01), "paper": (1e-3,)}
     paper: ClassVar[str] = "Scheliga et al., PRECODE, WACV 2022 (arXiv 2108.04725)"
     epsilon_reason: ClassVar[str] = "the network before the bottleneck computes without noise"
 

@@ -95,10 +95,14 @@ class AdaptivePrecode(AdaptiveDP):
         inner = plan_of_encoder(plan, defense)
         shared = Shared(inner)
         pieces = [encoder_evidence(e, shared) for e in evidence]
-        asked = [replace(c, y=cotangent(known.get(c.unit))) for c in challenges]
+        with_cotangents = [replace(c, y=cotangent(known.get(c.unit))) for c in challenges]
         search = (IG if has_kinks(plan.net) else DLG)(budget=self.budget)
         guesses = exact_first(
-            pieces, inner, asked, lambda left: search.answer(left, inner, asked, generator), self.budget
+            pieces,
+            inner,
+            with_cotangents,
+            lambda left: search.answer(left, inner, with_cotangents, generator),
+            self.budget,
         )
         labels = [guessed_labels(victim) for victim in posed(evidence, plan, challenges, generator)]
         return [replace(guess, y=label) for guess, label in zip(guesses, labels, strict=True)]
