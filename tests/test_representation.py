@@ -98,6 +98,15 @@ def test_what_soteria_leaves_out_is_not_needed(rate: float) -> None:
     assert max(best(world, IG(budget=300), DLG(budget=600))) < 12
 
 
+def test_trained_models_show_single_images_too_where_a_search_alone_stalls() -> None:
+    duel = Duel(AdaptiveSoteria(), Soteria())
+    run = duel.federate()
+    run.run(30)
+    victims = choose_victims(run.shards, duel.threat, 1, 3, Seeds(0))
+    view = run.probe(victims.data).view(duel.threat, own=victims.own)
+    assert min(best(World(view, victims.challenges(), victims, run), AdaptiveSoteria())) > 60
+
+
 def test_knowing_soteria_helps_on_batches_too() -> None:
     world = Duel(AdaptiveSoteria(), Soteria()).probe(4, batch=4)
     aware, plain = best(world, AdaptiveSoteria()), best(world, IG(budget=300), DLG(budget=600))
@@ -110,7 +119,7 @@ def test_the_attack_on_soteria_finds_nothing_in_noise() -> None:
 
 
 def test_a_hidden_column_is_no_exact_feature() -> None:
-    """An image that enters the head itself: pixels of hidden columns are not determined, whatever the rest shows."""
+    """Features of hidden columns are not determined, whatever the rest of the gradient shows."""
     world = Duel(AdaptiveSoteria(), Soteria(0.5)).probe(1)
     evidence = AdaptiveSoteria().evidence(world.view)[0]
     rebuilt = rebuilt_input(evidence, world.view.plan)

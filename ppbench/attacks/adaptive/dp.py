@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses
+from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses, mismatch_of
+from ppbench.attacks.reconstruction.closed_form import ClosedForm
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, signed, trained_evidence
 from ppbench.attacks.reconstruction.ig import IG
@@ -260,9 +261,17 @@ class AdaptivePPDL(AdaptiveDP):
 # -- The attack aware that columns of the head's gradient were left out --
 
 
+EXPLAINED_COLUMNS = 1e-6
+"""Mismatch up to which the algebra's image of one example explains all that was not left out: a search adds nothing."""
+
+
 @dataclass(frozen=True)
 class AdaptiveSoteria(AdaptiveDP):
-    """Gradient matching without the columns of the head's gradient that are all zero: Soteria left them out."""
+    """One gradient without the columns of the head's that are all zero: Soteria left them out, they are not compared.
+
+    Single images by linear systems and Gauss and Newton's method, others, and those that these do not explain, by
+    gradient matching.
+    """
 
     name: ClassVar[str] = "adaptive_soteria"
     version: ClassVar[str] = "1"
@@ -273,6 +282,22 @@ class AdaptiveSoteria(AdaptiveDP):
         """Return the plain evidence; columns that were left out carry no weight."""
         plain = view.defense.evidence(view)
         return [_seen_columns(e) for e in plain] if isinstance(view.defense, Soteria) else plain
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess per challenge."""
+        algebra, guesses = ClosedForm(largest_batch=1), dict[int, Guess]()
+        if isinstance(view.defense, Soteria) and algebra.suits(view.plan):
+            answers = algebra.answer(self.evidence(view), view.plan, challenges, generator, refines=True)
+            guesses = {i: guess for i, guess in enumerate(answers) if self._is_explained(guess)}
+        left = [i for i in range(len(challenges)) if i not in guesses]
+        searched = super().run(view, [challenges[i] for i in left], generator) if left else []
+        guesses |= dict(zip(left, searched, strict=True))
+        return [guesses[i] for i in range(len(challenges))]
+
+    def _is_explained(self, guess: Guess) -> bool:
+        """Return whether the algebra's answer, within the budget, is that of one image and explains the gradient."""
+        one = guess.x is not None and len(guess.x) == 1
+        return one and mismatch_of(guess) <= EXPLAINED_COLUMNS and guess.evaluations <= self.budget
 
 
 def _seen_columns(evidence: Evidence) -> Evidence:

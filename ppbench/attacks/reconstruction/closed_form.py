@@ -111,11 +111,20 @@ class ClosedForm(Attack):
         return [_guess(victim, self.largest_batch, refines=True) for victim in victims]
 
     def answer(
-        self, evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+        self,
+        evidence: Sequence[Evidence],
+        plan: Plan,
+        challenges: Sequence[Challenge],
+        generator: torch.Generator,
+        *,
+        refines: bool = False,
     ) -> list[Guess]:
-        """Return the guesses by linear systems alone from given evidence, for instance that of another attack."""
+        """Return the guesses by linear systems from given evidence, for instance that of another attack.
+
+        refines: whether Gauss and Newton's method on the whole gradient follows where a layer is not determined.
+        """
         victims = posed(evidence, plan, challenges, generator)
-        return [_guess(victim, self.largest_batch, refines=False) for victim in victims]
+        return [_guess(victim, self.largest_batch, refines=refines) for victim in victims]
 
 
 SMALL = 4
