@@ -98,13 +98,15 @@ def test_what_soteria_leaves_out_is_not_needed(rate: float) -> None:
     assert max(best(world, IG(budget=300), DLG(budget=600))) < 12
 
 
-def test_trained_models_show_single_images_too_where_a_search_alone_stalls() -> None:
-    duel = Duel(AdaptiveSoteria(), Soteria())
-    run = duel.federate()
-    run.run(30)
-    victims = choose_victims(run.shards, duel.threat, 1, 3, Seeds(0))
-    view = run.probe(victims.data).view(duel.threat, own=victims.own)
-    assert min(best(World(view, victims.challenges(), victims, run), AdaptiveSoteria())) > 60
+@pytest.mark.parametrize("rate", [0.6, 1.0])
+def test_trained_models_of_four_convolutions_show_single_images_too(rate: float) -> None:
+    plan = replace(Duel(AdaptiveSoteria(), Soteria()).federate().plan, spec=net_spec("dlnet", (1, 8, 8), 10))
+    run = Federation(Soteria(rate), plan, Duel(AdaptiveSoteria(), Soteria()).federate().shards, Seeds(0))
+    run.start(initial(plan.spec, 1))
+    run.run(10)
+    victims = choose_victims(run.shards, "server/1", 1, 3, Seeds(0))
+    world = World(run.probe(victims.data).view("server/1", own=victims.own), victims.challenges(), victims, run)
+    assert min(best(world, AdaptiveSoteria())) > 30
 
 
 def test_knowing_soteria_helps_on_batches_too() -> None:

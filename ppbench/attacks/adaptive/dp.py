@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses, mismatch_of
+from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses, is_affordable, mismatch_of
 from ppbench.attacks.reconstruction.closed_form import ClosedForm
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, signed, trained_evidence
@@ -261,16 +261,16 @@ class AdaptivePPDL(AdaptiveDP):
 # -- The attack aware that columns of the head's gradient were left out --
 
 
-EXPLAINED_COLUMNS = 1e-6
-"""Mismatch up to which the algebra's image of one example explains all that was not left out: a search adds nothing."""
+EXPLAINED_COLUMNS = 1e-10
+"""Mismatch up to which an image explains all that was not left out, so that a search adds nothing: 60 dB and more."""
 
 
 @dataclass(frozen=True)
 class AdaptiveSoteria(AdaptiveDP):
     """One gradient without the columns of the head's that are all zero: Soteria left them out, they are not compared.
 
-    Single images by linear systems and Gauss and Newton's method, others, and those that these do not explain, by
-    gradient matching.
+    Single images by linear systems first. These take a feature of 0 for one that says nothing, and where the cotangents
+    do not fit then, for unknown: both is right here. Else by Gauss and Newton's method, else, as batches, by a search.
     """
 
     name: ClassVar[str] = "adaptive_soteria"
@@ -287,8 +287,10 @@ class AdaptiveSoteria(AdaptiveDP):
         """Return one guess per challenge."""
         algebra, guesses = ClosedForm(largest_batch=1), dict[int, Guess]()
         if isinstance(view.defense, Soteria) and algebra.suits(view.plan):
-            answers = algebra.answer(self.evidence(view), view.plan, challenges, generator, refines=True)
-            guesses = {i: guess for i, guess in enumerate(answers) if self._is_explained(guess)}
+            plain = algebra.answer(view.defense.evidence(view), view.plan, challenges, generator)
+            refined = algebra.answer(self.evidence(view), view.plan, challenges, generator, refines=True)
+            guesses = {i: guess for i, guess in enumerate(refined) if self._is_explained(guess)}
+            guesses |= {i: guess for i, guess in enumerate(plain) if is_affordable(guess, self.budget)}
         left = [i for i in range(len(challenges)) if i not in guesses]
         searched = super().run(view, [challenges[i] for i in left], generator) if left else []
         guesses |= dict(zip(left, searched, strict=True))
