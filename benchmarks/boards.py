@@ -95,6 +95,7 @@ BOARDS = {
         Board("digits-quick", preset=""),  # what a run of the suite is compared with
         Board("digits-quick", preset="three-seeds"),
         Board("compression", preset=""),
+        Board("classic", preset=""),
         Board("deployed", "cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
     )
 }

@@ -43,6 +43,7 @@ SILENT = {"standalone"}  # its clients send nothing: there are no bytes, no secr
 OF_MAIL = ("bytes_are_counted", "secrets_", "evidence_is_what")
 BARE = {"central"}  # hands its examples over, on purpose
 OFF: dict[str, dict[str, Any]] = {"dp": {"sigma": 0.0}, "ppdl": {"theta": 1.0, "sigma": 0.0}, "spn": {"alpha2": 0.0}}
+OFF |= {"soteria": {"rate": 0.0}, "mixup": {"alpha": 0.0}}
 MOVES = "control_moves_accuracy_one_way"
 TRAINED = {"dp"}  # over their grids: the others take too long for every run of the tests
 LONG_WORLDS = {"baffle", "pbpfl_ext", "mpdp_h", *ENCRYPTED}  # 7 to 24 s of CPU
@@ -184,18 +185,14 @@ BYTES: dict[str, Callable[[int, int, int], tuple[int, int | None, int, int]]] = 
     "secagg_plus": lambda p, c, n: (4 * p, 8 * p, (8 + KEY) * n, n * (8 + (n - 1) * (8 + KEY))),
     "ppdl": lambda p, c, n: (4 * p, None, 8 * n, 0),  # what it sends depends on the data
     "top_k": lambda p, c, n: (4 * p, None, 8 * n, 0),
-    "qsgd": lambda p, c, n: (
-        4 * p,
-        None,
-        8 * n,
-        0,
-    ),  # 8 bits of an entry, 4 bytes of a tensor: tests/test_compression.py
+    # 8 bits of an entry, 4 bytes of a tensor: tests/test_compression.py
+    "qsgd": lambda p, c, n: (4 * p, None, 8 * n, 0),
     "sign": lambda p, c, n: (4 * p, None, 8 * n, 0),
     "standalone": lambda p, c, n: (0, None, 0, 0),
     # a seed down, 2K = 200 masked numbers up
     "baffle": lambda p, c, n: (4 * p + 4, 4 * 200, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
 }
-COUNTED = {"mpdp", "mpdp_h", "mp_dp_naive", "mp_cdp", "fedpc", "central", *ENCRYPTED}  # by their own tests
+COUNTED = {"mpdp", "mpdp_h", "mp_dp_naive", "mp_cdp", "fedpc", "central", "precode", *ENCRYPTED}  # by their own tests
 
 
 @pytest.mark.parametrize("name", DEFENSES)
@@ -222,6 +219,9 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "ppdl": dict(theta=[0.0, 1.5], noise_on=["weights"]),
     "qsgd": dict(bits=[1, 3, 16]),
     "top_k": dict(theta=[0.0, 1.5]),
+    "soteria": dict(rate=[-0.1, 1.1]),
+    "mixup": dict(alpha=[-1.0, INF], partners=[0]),
+    "precode": dict(beta=[-1.0, NAN], size=[0]),
     "spn": dict(alpha2=[-0.1], bits=[0], phi_tap=["tail"]),
     "full_noise": dict(sigma=[0.0, INF]),
     "baffle": dict(

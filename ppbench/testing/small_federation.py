@@ -31,7 +31,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.threats import HONEST_SERVER, TARGET, ThreatModel, recorded_threat
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Update
+from ppbench.federation.wire import SERVER, Model, Update
 from ppbench.nets.net import OptionValue, initial, net_spec
 from ppbench.questions.base import question_of
 from ppbench.questions.images import score_images
@@ -390,9 +390,9 @@ def silenced(view: View) -> View:
 
 def noise_world(duel: Duel, count: int, batch: int = 1) -> World:
     """Return a world whose uploads are noise of scale 1e-3 in the defense's form; masked messages are drawn anew."""
-    defense = duel.defense
-    if defense.sums or defense.masked or not defense.mappable:
-        world, g = duel.probe(count, batch), seeded(5)
+    defense, world = duel.defense, duel.probe(count, batch)
+    if defense.sums or defense.masked or not defense.mappable or _has_own_weights(world):
+        g = seeded(5)
 
         def draw(tensor: Tensor) -> Tensor:
             noise = 1e-3 * torch.randn(tensor.shape, generator=g, dtype=torch.float64)
@@ -406,6 +406,12 @@ def noise_world(duel: Duel, count: int, batch: int = 1) -> World:
         return defense.upload(context, (), message.params) if isinstance(message, Update) else message
 
     return world.seen(replace(_rewritten(world.view, sent), defense=defense))
+
+
+def _has_own_weights(world: World) -> bool:
+    """Return whether the model that a defense sends has other weights than the network."""
+    names = set(world.view.plan.net.names)
+    return any(isinstance(letter.message, Model) and {*letter.message.params} != names for letter in world.view.mail)
 
 
 def malformed(world: World, guesses: Sequence[Guess], attack: Attack) -> Iterator[str]:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses
+from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses, is_affordable, mismatch_of
+from ppbench.attacks.reconstruction.closed_form import ClosedForm
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, signed, trained_evidence
 from ppbench.attacks.reconstruction.ig import IG
@@ -23,12 +24,14 @@ from ppbench.attacks.reconstruction.search.starts import Starts, usable
 from ppbench.base.tree import finite, tree_map
 from ppbench.defenses.compression import QSGD, SignSGD
 from ppbench.defenses.ppdl import PPDL
+from ppbench.defenses.representation import Soteria
 from ppbench.federation.bounds import NonNegative, NonNegativeInt, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Layout, Noise, Plan
 from ppbench.federation.view import View
 from ppbench.metrics.modality import modality_in
 from ppbench.nets.channels import has_kinks
+from ppbench.nets.classifier import HEAD_NAMES
 
 PLAIN_SHARE = 0.75  # of the budget, for `ig` where it gives the first start
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
@@ -253,6 +256,59 @@ class AdaptivePPDL(AdaptiveDP):
         sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
         defense = view.defense
         return [replace(e, weight=defense.precision(view.plan, sent[e.unit[0]], e.observed)) for e in evidence]
+
+
+# -- The attack aware that columns of the head's gradient were left out --
+
+
+EXPLAINED_COLUMNS = 1e-10
+"""Mismatch up to which an image explains all that was not left out, so that a search adds nothing: 60 dB and more."""
+
+
+@dataclass(frozen=True)
+class AdaptiveSoteria(AdaptiveDP):
+    """One gradient without the columns of the head's that are all zero: Soteria left them out, they are not compared.
+
+    Single images by linear systems first. These take a feature of 0 for one that says nothing, and where the cotangents
+    do not fit then, for unknown: both is right here. Else by Gauss and Newton's method, else, as batches, by a search.
+    """
+
+    name: ClassVar[str] = "adaptive_soteria"
+    version: ClassVar[str] = "1"
+    targets: ClassVar[frozenset[str] | None] = frozenset({"soteria"})
+    reference: ClassVar[str] = "Balunovic et al., ICLR 2022, leave out the whole layer; here, the columns that are zero"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence; columns that were left out carry no weight."""
+        plain = view.defense.evidence(view)
+        return [_seen_columns(e) for e in plain] if isinstance(view.defense, Soteria) else plain
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess per challenge."""
+        algebra, guesses = ClosedForm(largest_batch=1), dict[int, Guess]()
+        if isinstance(view.defense, Soteria) and algebra.suits(view.plan):
+            plain = algebra.answer(view.defense.evidence(view), view.plan, challenges, generator)
+            refined = algebra.answer(self.evidence(view), view.plan, challenges, generator, refines=True)
+            guesses = {i: guess for i, guess in enumerate(refined) if self._is_explained(guess)}
+            guesses |= {i: guess for i, guess in enumerate(plain) if is_affordable(guess, self.budget)}
+        left = [i for i in range(len(challenges)) if i not in guesses]
+        searched = super().run(view, [challenges[i] for i in left], generator) if left else []
+        guesses |= dict(zip(left, searched, strict=True))
+        return [guesses[i] for i in range(len(challenges))]
+
+    def _is_explained(self, guess: Guess) -> bool:
+        """Return whether the algebra's answer, within the budget, is that of one image and explains the gradient."""
+        one = guess.x is not None and len(guess.x) == 1
+        return one and mismatch_of(guess) <= EXPLAINED_COLUMNS and guess.evaluations <= self.budget
+
+
+def _seen_columns(evidence: Evidence) -> Evidence:
+    """Return evidence whose weight is 0 in the columns of the head's gradient that are all zero."""
+    if HEAD_NAMES[0] not in evidence.observed:
+        return evidence
+    weight = {name: torch.ones_like(value) for name, value in evidence.observed.items()}
+    weight[HEAD_NAMES[0]] *= (evidence.observed[HEAD_NAMES[0]] != 0).any(0)
+    return replace(evidence, weight=weight)
 
 
 # -- Attacks aware of quantization: rounding errors have a known law, and signs are signs --

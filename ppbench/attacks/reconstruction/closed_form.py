@@ -111,11 +111,20 @@ class ClosedForm(Attack):
         return [_guess(victim, self.largest_batch, refines=True) for victim in victims]
 
     def answer(
-        self, evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+        self,
+        evidence: Sequence[Evidence],
+        plan: Plan,
+        challenges: Sequence[Challenge],
+        generator: torch.Generator,
+        *,
+        refines: bool = False,
     ) -> list[Guess]:
-        """Return the guesses by linear systems alone from given evidence, for instance that of another attack."""
+        """Return the guesses by linear systems from given evidence, for instance that of another attack.
+
+        refines: whether Gauss and Newton's method on the whole gradient follows where a layer is not determined.
+        """
         victims = posed(evidence, plan, challenges, generator)
-        return [_guess(victim, self.largest_batch, refines=False) for victim in victims]
+        return [_guess(victim, self.largest_batch, refines=refines) for victim in victims]
 
 
 SMALL = 4
@@ -257,13 +266,14 @@ def _read_head(chain: Stages[ConvolutionStage], params: Params, evidence: Eviden
         noise = Noise("gaussian", float(gap.norm()) / free**0.5)
     size, energy = float(values.square().mean().sqrt()), float((rows.bias * rows.alive).norm())
     deviation = math.hypot(0.0 if noise is None else noise.of(chain.weight) / max(energy, 1e-300), ROUNDING * size)
+    determined = int((used > 0).any(0).sum())  # hidden columns show nothing of their features
     layer = SolvedLayer(
         name=chain.weight,
         unknowns=len(values),
-        determined=len(values),
+        determined=determined,
         condition=1.0,
         residual=residual,
-        exact=noise is None and deviation <= EXPLAINED * size,
+        exact=noise is None and determined == len(values) and deviation <= EXPLAINED * size,
     )
     cotangents = rows.bias @ params[chain.weight].detach().double().cpu()
     return Head(KnownMaps(values[None].numpy(), cotangents[None].numpy(), deviation), layer, noise)
