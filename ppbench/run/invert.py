@@ -87,6 +87,10 @@ SEARCH, KINKED_SEARCH, BY_FEATURES = "dlg", "ig", "feature_inversion"
 """Searches of the default: on smooth networks, on convolutions with kinks, and beside them by the head's features."""
 GUIDED_SEARCH = "ig_features"
 """Takes the place of `KINKED_SEARCH` where it suits: where the features can be read."""
+ADAPTER_SEARCH = "gauss_newton"
+"""Comes before `SEARCH` where most weights are frozen (adapters): by first order another image explains nearly all."""
+MOST_NUMBERS = 1024
+"""Numbers of an input up to which the default takes `ADAPTER_SEARCH`: a minute or two, with 3,072 ten times as long."""
 SOLVED, SOLVED_WITH_KINKS = 1e-10, 1e-4
 """Misfit up to which an answer needs no search; with kinks a search leaves 1e-3 of good ones (docs/benchmarks.md)."""
 BLIND_LEVELS = 5
@@ -208,9 +212,19 @@ def _searches(plan: Plan, batch: int, single: bool) -> tuple[str, ...]:
     if plan.local.upload != "gradient":
         return (OF_STEPS,)
     kinks = has_kinks(plan.net)
+    if not kinks and batch == 1 and _has_adapters(plan):
+        return (ADAPTER_SEARCH,) if single else (ADAPTER_SEARCH, SEARCH)
     guided = kinks and make_attack(GUIDED_SEARCH).suits(plan)
     first = GUIDED_SEARCH if guided else KINKED_SEARCH if kinks else SEARCH
     return (first,) if single or not (kinks or batch > 1) else (first, BY_FEATURES)
+
+
+def _has_adapters(plan: Plan) -> bool:
+    """Return whether fewer weights are trained than frozen, of a small network that `ADAPTER_SEARCH` takes."""
+    if math.prod(plan.spec.shape) > MOST_NUMBERS:
+        return False
+    frozen = sum(plan.net.frozen[name].numel() for name in plan.net.frozen_parameters)
+    return plan.net.parameter_count < frozen and make_attack(ADAPTER_SEARCH).suits(plan)
 
 
 def _best_answer(
@@ -223,7 +237,7 @@ def _best_answer(
         if not _obstacle(attack, view, challenge):
             guess = _answer(attack, view, challenge, seeds)
             answers.append((attack, guess))
-            if attack.name in EXACT and (guess.is_exact or _misfit(view, guess, targets) <= solved):
+            if attack.name in (*EXACT, ADAPTER_SEARCH) and (guess.is_exact or _misfit(view, guess, targets) <= solved):
                 return attack, guess
     return min(answers, key=lambda answer: _misfit(view, answer[1], targets))
 
