@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch.nn import Module
@@ -66,7 +67,7 @@ from ppbench.run.user_inputs import (
     shape_of,
     user_loss,
 )
-from ppbench.run.user_targets import Targets, examples_in, targets_of
+from ppbench.run.user_targets import Targets, examples_in, rows_behind, targets_of
 
 THREAT = HONEST_SERVER
 VICTIM = Slot(0, 0)
@@ -80,6 +81,8 @@ ADAPTER_SEARCH = "gauss_newton"
 """Comes before `SEARCH` where most weights are frozen (adapters): by first order another image explains nearly all."""
 MOST_NUMBERS = 1024
 """Numbers of an input up to which the default takes `ADAPTER_SEARCH`: a minute or two, with 3,072 ten times as long."""
+SEPARATING = "spear"
+"""Separates a batch by what its first layer's units do, whatever the loss."""
 SOLVED, SOLVED_WITH_KINKS = 1e-10, 1e-4
 """Misfit up to which an answer needs no search; with kinks a search leaves 1e-3 of good ones (docs/benchmarks.md)."""
 BLIND_LEVELS = 5
@@ -165,18 +168,21 @@ def invert(
     plan = plan_of_update(network.spec, targets.batch, bounds, training, targets.loss)
     check_batch(plan, min(targets.batch, plan.local.batch))
     unknown_rate = is_rate_unknown(training, plan, attack)
-    challenge = Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None])
     place = next(iter(seen.values())).device if device is None else _device(device)
     start = moved(network.spec.start, place)
     sent = {name: (value if name in moving else value / targets.scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(int_between("seed", seed, 0, 2**63 - 1))
     if unknown_rate:
-        view, parameters = at_rate(view, first_rate(sent, plan, challenge.batch)), {"fits_rate": True, **parameters}
+        view, parameters = at_rate(view, first_rate(sent, plan, targets.batch)), {"fits_rate": True, **parameters}
+    separated = _separated(view, seeds, targets) if targets.word else None
+    challenge = _challenge(targets := separated.targets if separated else targets)
     searches = _searches(plan, challenge.batch, bool(parameters)) if attack is None else (attack,)
     chosen = _chosen(searches[0], parameters, view, challenge)
     with guard("attacks", chosen.name), explaining_failures(network):
         _check_usable(chosen, view, challenge)
-        if attack is None:
+        if separated and attack is None:
+            chosen, guess, _ = separated
+        elif attack is None:
             others = [other for other in map(make_attack, searches[1:]) if not _obstacle(other, view, challenge)]
             chosen, guess = _best_answer([chosen, *others], view, challenge, seeds, targets)
         else:
@@ -239,6 +245,37 @@ def _misfit(view: View, guess: Guess, targets: Targets) -> float:
     (evidence,) = view.defense.evidence(view)
     y = y[None]
     return misfit(evidence, guess.x[None].to(evidence.device), y.to(evidence.device), view.plan.data_range)
+
+
+def _challenge(targets: Targets) -> Challenge:
+    return Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None])
+
+
+class Separated(NamedTuple):
+    """An answer whose inputs were separated without a loss, and targets with the labels that these inputs show."""
+
+    attack: Attack
+    guess: Guess
+    targets: Targets
+
+
+def _separated(view: View, seeds: Seeds, targets: Targets) -> Separated | None:
+    """Return a batch whose labels are no classes, inputs first; None if they are not separated, or do not fit.
+
+    UsageError: so it is, and no labels are known.
+    """
+    attack = make_attack(SEPARATING)
+    plain = replace(targets, y=None, rows=None)
+    guess = _answer(attack, view, _challenge(plain), seeds, plain) if attack.suits(view.plan) else None
+    if guess is not None and guess.x is not None and finite(guess.x):
+        rows = rows_behind(view.defense.evidence(view)[0], view.plan, guess.x, targets.word)
+        known = replace(targets, y=rows, rows=rows)
+        if _misfit(view, guess, known) <= SOLVED_WITH_KINKS:
+            return Separated(attack, guess, known)
+    if targets.y is not None:
+        return None
+    where = "the network begins with nn.Flatten, nn.Linear and nn.ReLU and the gradient separates its inputs"
+    raise UsageError(f"Under loss={targets.word!r} labels of a batch can be inferred where {where}; give labels=.")
 
 
 def _with_fitting_label(guess: Guess, view: View, challenge: Challenge, targets: Targets) -> Guess:
@@ -346,7 +383,9 @@ def _planted(
     client.start(start)
     view = client.probe({VICTIM: data}, "gradient" if plan.local.upload == "gradient" else "local").view(THREAT)
     view = at_rate(view, first)
-    guess = _answer(attack, view, challenge, again, targets)
+    separated = _separated(view, again, targets) if targets.word and attack.name == SEPARATING else None
+    guess = separated.guess if separated else _answer(attack, view, challenge, again, targets)
+    targets = separated.targets if separated else targets
     mismatch = _mismatch(attack, view, guess, targets)
     if mismatch is None:
         return None

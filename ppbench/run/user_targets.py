@@ -12,6 +12,8 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError, shown
 from ppbench.base.tree import Params
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.plan import Plan
 from ppbench.nets.classifier import HEAD_NAMES
 from ppbench.nets.model_object import HeldNetwork
 from ppbench.nets.net import LossName, OwnLoss
@@ -31,6 +33,7 @@ class Targets:
         rows: the true targets [B, C] behind `y`; None: `y` are classes, or the labels do not matter.
         slope: dL/dz [C] of one example, which stands in for its unknown label; None: labels are known or inferred.
         scale: the factor of the gradient, 1 where none fits; unexplained: whether a fit was tried, and none fits.
+        word: of the loss of a batch whose inputs show its rows (`rows_behind`) where they can be separated; else "".
     """
 
     loss: LossName | OwnLoss
@@ -40,6 +43,7 @@ class Targets:
     slope: Tensor | None = None
     scale: float = 1.0
     unexplained: bool = False
+    word: str = ""
 
     def rows_for(self, guess_y: Tensor | None, classes: int) -> Tensor | None:
         """Return the targets [B, C] that go with an answer's labels [B]; None without any."""
@@ -82,7 +86,10 @@ def targets_of(
         count = _batch(batch, len(rows))
         return _row_targets(plan_loss, rows, gradient, spec.start, steps)
     count = _batch(batch, None)
-    if count > 1 or steps or not {*HEAD_NAMES} <= gradient.keys():
+    shown_by_head = not steps and {*HEAD_NAMES} <= gradient.keys()
+    if count > 1 and shown_by_head and loss.function is None:
+        return Targets(plan_loss, count, word=loss.word)
+    if count > 1 or not shown_by_head:
         where = "of one example, by a trained last nn.Linear with a bias"
         words = f"Under loss={loss.word!r}" if loss.function is None else "Under a loss that is a function"
         raise UsageError(f"{words} labels can be inferred {where} alone; give labels=.")
@@ -132,10 +139,11 @@ def _scaled(targets: Targets, gradient: Params, start: Params, steps: bool) -> T
 
 def _row_targets(loss: OwnLoss, rows: Tensor, gradient: Params, start: Params, steps: bool) -> Targets:
     """Return targets of known rows: of one example as the only target, under a class of its own; else as they are."""
+    shown_by_head = not steps and {*HEAD_NAMES} <= gradient.keys()
     if len(rows) > 1:
-        return Targets(loss, len(rows), rows, rows)
+        return Targets(loss, len(rows), rows, rows, word=loss.name if shown_by_head and loss.name in WORDS else "")
     targets = replace(_single(loss, rows[0], gradient), rows=rows)
-    if steps or not {*HEAD_NAMES} <= gradient.keys():
+    if not shown_by_head:
         return targets
     fit = fitted_label(gradient, start, loss, rows)
     return replace(targets, scale=1.0 if fit is None else fit[0], unexplained=fit is None)
@@ -169,3 +177,30 @@ def _unlabeled(loss: UserLoss, plan_loss: OwnLoss, gradient: Params, start: Para
         return replace(_single(plan_loss, row[0], gradient), rows=row, scale=scale, unexplained=lost)
     linear = replace(plan_loss, function=lambda z, y: (z * y).sum(-1))
     return replace(_single(linear, bias, gradient), slope=bias)
+
+
+WORDS = ("bce", "mse")
+"""Losses without classes, by name."""
+HARD_LABEL = 1e-3
+"""Distance from 0 or 1 up to which a label of "bce" is that: half precision leaves this."""
+
+
+def rows_behind(evidence: Evidence, plan: Plan, x: Tensor, word: str) -> Tensor:
+    """Return the labels [B, C] float32 of a batch's inputs x [B, *shape] under the loss `word`, "bce" or "mse".
+
+    The head's gradient is A^T [features, 1]: known features give A, the loss's slopes, from which outputs give labels.
+    """
+    params = {name: value.detach().double().cpu() for name, value in (evidence.params or {}).items()}
+    weight, bias = (evidence.observed[name].detach().double().cpu() for name in HEAD_NAMES)
+    with torch.no_grad():
+        features = plan.net.features(params, x.double().cpu())
+        outputs = plan.net.head(params, features)
+    known = torch.cat([features, torch.ones_like(features[:, :1])], 1)
+    slopes = torch.linalg.lstsq(known.T, torch.cat([weight, bias[:, None]], 1).T).solution * outputs.numel()
+    if word == "mse":
+        numbers: Tensor = (outputs - slopes / 2).float()
+        return numbers
+    rows = outputs.sigmoid() - slopes
+    whole = rows.round()
+    labels: Tensor = torch.where((rows - whole).abs() < HARD_LABEL, whole, rows).clamp(0, 1).abs().float()  # no -0
+    return labels
