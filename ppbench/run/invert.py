@@ -207,8 +207,8 @@ def _searches(plan: Plan, batch: int, single: bool) -> tuple[str, ...]:
     if plan.local.upload != "gradient":
         return (OF_STEPS,)
     kinks = has_kinks(plan.net)
-    if not kinks and batch == 1 and _has_adapters(plan):
-        return (ADAPTER_SEARCH,) if single else (ADAPTER_SEARCH, SEARCH)
+    if not (kinks or single) and batch == 1 and _has_adapters(plan):  # a budget is that of searches by first order
+        return ADAPTER_SEARCH, SEARCH
     guided = kinks and make_attack(GUIDED_SEARCH).suits(plan)
     first = GUIDED_SEARCH if guided else KINKED_SEARCH if kinks else SEARCH
     return (first,) if single or not (kinks or batch > 1) else (first, BY_FEATURES)
