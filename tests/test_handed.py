@@ -201,7 +201,11 @@ def test_an_unknown_attack_is_told_with_those_that_can_be_run_here() -> None:
     assert {"dlg", "idlg", "ig", "feature_inversion"} <= listed
     assert not {"mia_loss", "adaptive_spn", "gifd", "imprint", "fedavg_inversion", "analytic"} & listed
     for name in listed:
-        others = {"feature_inversion": {"inversion_budget": 3, "joint_budget": 3}, "closed_form": {}}
+        others = {
+            "feature_inversion": {"inversion_budget": 3, "joint_budget": 3},
+            "closed_form": {},
+            "gauss_newton": {"steps": 1},
+        }
         budget = others.get(name, {"budget": 3})
         assert ppbench.invert(MODEL, GRADIENT, SHAPE, attack=name, planted=False, **budget).x.shape == (1, *SHAPE)
 

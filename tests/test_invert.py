@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -340,17 +341,29 @@ def test_any_input_is_answered_or_refused_in_one_sentence(gradient: Any, shape: 
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
-@pytest.mark.nightly
-def test_the_page_is_ten_lines_and_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every block as it is printed, one after another; the first one finds what it says."""
+FIGURES = re.compile(r"\d+\.\de[-+]\d+")
+NEAR = 15
+"""dB by which a reconstruction may differ from the page's: 5 without statistics, 92 with them."""
+
+
+def levels_of(text: str) -> list[int]:
+    """Return the decibels that blocks of the page print."""
+    return [int(level) for ends in re.findall(r">((?: \d+)+) dB", text) for level in ends.split()]
+
+
+def test_the_page_runs_as_it_stands_and_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every block as it is printed, one after another; last digits differ from processor to processor."""
     page = (ROOT / "docs" / "invert.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3 and len(list(filter(None, blocks[0].splitlines()))) == 10
+    blocks, shown = (
+        re.findall(rf"^```{kind}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) for kind in ("python", "text")
+    )
     scope: dict[str, Any] = {}
-    torch.manual_seed(0)
-    for block in blocks:
+    assert len(blocks) == 6 and len(shown) == 4
+    for block, text in zip_longest(blocks, shown):
         exec(compile(block, "docs/invert.md", "exec"), scope)
-    result = scope["result"]
-    assert result.y.tolist() == [3] and 90 < result.psnr(scope["x"])[0] <= 100 and result.mismatch < 1e-12
+        printed = capsys.readouterr().out
+        if text is not None:
+            words, same = (re.sub(r" \d+(?=[ \d]* dB)", " #", FIGURES.sub("#", one)) for one in (printed, text))
+            assert words == same
+            assert all(abs(a - b) <= NEAR for a, b in zip(levels_of(printed), levels_of(text), strict=True))
     assert scope["guess"].y.tolist() == [3] and scope["fed"].round == 3
-    assert capsys.readouterr().out.startswith("tensor([3]) [9")

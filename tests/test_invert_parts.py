@@ -117,3 +117,68 @@ def test_the_part_of_a_gradient_is_that_of_the_whole_one() -> None:
     names = frozenset(list(params)[1:])
     part, whole = PartGradient(params, plan, names)(x, y), PlainGradient(params, plan)(x, y)
     assert part.keys() == names and all(torch.equal(part[name], whole[name]) for name in names)
+
+
+# -- adapters of a vision transformer, the rest frozen ----------------------------------------------------------------
+class Adapter(nn.Module):
+    """LoRA around a frozen layer, as it starts: y = W x + b + up down x, with up = 0."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(rank, base.in_features) * base.in_features**-0.5)
+        self.up = nn.Parameter(torch.zeros(base.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x) + x @ self.down.T @ self.up.T
+        return out
+
+
+class Vision(nn.Module):
+    """A vision transformer on patches of 2 x 2 pixels, frozen but for its head and adapters in each MLP."""
+
+    def __init__(self, rank: int, places: float = 0.5) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.places = nn.Conv2d(1, 32, 2, 2), nn.Parameter(places * torch.randn(1, 16, 32))
+        layers = [
+            nn.TransformerEncoderLayer(32, 4, 96, 0.0, nn.GELU(), batch_first=True, norm_first=True) for _ in "ab"
+        ]
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(32, 10)
+        self.requires_grad_(False).head.requires_grad_(True)
+        for layer in layers:
+            layer.linear1, layer.linear2 = Adapter(layer.linear1, rank), Adapter(layer.linear2, rank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layers(self.project(x).flatten(2).transpose(1, 2) + self.places).mean(1))
+        return out
+
+
+def adapter_gradient(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    loss = nn.functional.cross_entropy(model(x), y)
+    return dict(zip(trained, torch.autograd.grad(loss, list(trained.values())), strict=True))
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_low_rank_adapters_of_a_vision_transformer_give_their_image_away(rank: int, digits: Data) -> None:
+    """At their start, where the gradient of every `down` is 0."""
+    model, x, y = Vision(rank), digits.x[PLACES[:1]], digits.y[PLACES[:1]].argmax(1)
+    gradient = adapter_gradient(model, x, y)
+    assert not any(bool(value.any()) for name, value in gradient.items() if "down" in name)
+    result = ppbench.invert(model, gradient, SHAPE, planted=False)
+    assert result.attack == "gauss_newton" and result.y is not None and result.y.tolist() == y.tolist()
+    assert result.psnr(x)[0] > 80
+    if rank == 4:
+        by_first_order = ppbench.invert(model, gradient, SHAPE, attack="dlg", planted=False)
+        assert result.psnr(x)[0] > by_first_order.psnr(x)[0] + 20
+
+
+def test_gauss_and_newton_find_nothing_in_noise_and_leave_batches_grey(digits: Data) -> None:
+    model, x, y = Vision(2), digits.x[PLACES[:2]], digits.y[PLACES[:2]].argmax(1)
+    gradient, draws = adapter_gradient(model, x, y), torch.Generator().manual_seed(1)
+    noise = {name: torch.randn(value.shape, generator=draws) for name, value in gradient.items()}
+    found = ppbench.invert(model, noise, SHAPE, y[:1], attack="gauss_newton", planted=False)
+    assert found.mismatch is not None and found.mismatch > 0.5 and found.psnr(x[:1])[0] < 20
+    grey = ppbench.invert(model, gradient, SHAPE, attack="gauss_newton", batch=2, planted=False)
+    assert float((grey.x - 0.5).abs().max()) < 0.2

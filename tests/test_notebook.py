@@ -53,6 +53,7 @@ def test_the_cells_of_a_notebook_run_one_after_another(path, monkeypatch):
     for cell in code_of(nbformat.read(path, 4)):
         exec(compile(cell.source, f"{path.name}: {cell.id}", "exec"), space)
     assert min(space["result"].psnr(space["x"])) > 40, "the photograph is rebuilt"
+    assert min(space["update"].psnr(space["x"])) > 40, "and from an update of three epochs"
     assert len(space["worst"]) > 100 and set(space["usable"]["parameters"])
 
 

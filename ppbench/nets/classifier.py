@@ -114,8 +114,8 @@ class UserNetwork(Classifier):
 def _before_tap(kind: type[nn.Module], module: nn.Module) -> nn.Sequential | None:
     """Return the layers before the tap of a module of class `kind`; None if it is no plain `nn.Sequential`."""
     parts = OrderedDict(module.named_children())
-    if kind.forward is not nn.Sequential.forward or not parts:
-        return None
+    if kind.forward is not nn.Sequential.forward or not parts or len(parts) < len(module._modules):
+        return None  # of a layer that stands in two places, `named_children` names one
     name, last = parts.popitem()
     if isinstance(last, _Tap):
         return nn.Sequential(parts)
@@ -255,17 +255,37 @@ def _is_linear(part: nn.Module) -> bool:
 def _alone(module: nn.Module, name: str, x: Tensor, logits: Tensor) -> bool:
     """Return whether the logits are exactly a layer's output, and depend on trained parameters only through it.
 
-    Equal values do not suffice: an adapter beside the layer may give 0 at first, a temperature after it may be 1.
+    Equal values do not suffice: an adapter beside the layer may give 0 at first, a temperature after it may be 1. Nor
+    may the layer's parameters have another use (tied weights): its input would depend on them.
     """
     other = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    hook = module.get_submodule(name).register_forward_hook(lambda _, __, ___: other)
+    layer, inputs = module.get_submodule(name), list[Tensor]()
+
+    def replaced(_: nn.Module, taken: tuple[Tensor, ...], __: Tensor) -> Tensor:
+        inputs.append(taken[0])
+        return other
+
+    hook = layer.register_forward_hook(replaced)
     answer, _ = modes.run_module(module, x, graph=True)
     hook.remove()
+    if hasattr(layer, "_tied") or _depends(inputs[0], [*layer.parameters()]):
+        return False
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not answer.requires_grad or not _same(other, answer):
         return False
     with torch.enable_grad():  # the caller may have disabled gradients
         return not trained or all(g is None for g in torch.autograd.grad(answer.sum(), trained, allow_unused=True))
+
+
+def _depends(value: Tensor, parameters: list[nn.Parameter]) -> bool:
+    """Return whether a value with a graph depends on one of some parameters."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained or not value.requires_grad:
+        return False
+    with torch.enable_grad():
+        return any(
+            g is not None for g in torch.autograd.grad(value.sum(), trained, retain_graph=True, allow_unused=True)
+        )
 
 
 class ModuleFacts(NamedTuple):

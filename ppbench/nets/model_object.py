@@ -21,7 +21,7 @@ from ppbench.base.tensor_files import named_tensors
 from ppbench.base.vision import importable
 from ppbench.nets import modes, user_model
 from ppbench.nets.classifier import Classifier, OutputName, Unfit, UserNetwork, named_part, with_output
-from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
+from ppbench.nets.net import HeldSpec, Net, NetSpec, trainable
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _is_flat(module: nn.Module, x: Tensor, output: OutputName | None) -> bool:
 
 
 def _with_weights(module: nn.Module) -> nn.Module:
-    """Return a user's module without wrappers; UsageError: no `nn.Module`, without values, TorchScript, or tied."""
+    """Return a user's module without wrappers; UsageError: no `nn.Module`, without values, or TorchScript."""
     if not isinstance(module, nn.Module):
         right = "a torch.nn.Module that answers a batch of inputs by logits"
         raise UsageError(f"The model is {shown(module, 60)}; it must be {right}.")
@@ -143,8 +143,7 @@ def _with_weights(module: nn.Module) -> nn.Module:
         raise UsageError(f"Model {name!r} lies on the meta device, without values; give one that has weights.")
     if isinstance(module, torch.jit.ScriptModule):
         raise UsageError(f"Model {name!r} is TorchScript; give the nn.Module that it was made of, with its weights.")
-    check_untied(name, module)
-    return module
+    return modes.with_single_names(module)
 
 
 def _failed_pass(module: nn.Module, shape: tuple[int, ...], data_range: tuple[float, float], cause: Exception) -> str:

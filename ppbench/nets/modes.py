@@ -119,6 +119,32 @@ def copied(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, inner)
 
 
+def with_single_names(module: nn.Module) -> nn.Module:
+    """Return a copy in which each trained parameter has one name, its first; the module itself if that is so already.
+
+    Other layers that use it (tied weights) read it off the first, so that whoever replaces it there replaces it
+    everywhere.
+    """
+    twice = [value for _, value in module.named_parameters(remove_duplicate=False) if value.requires_grad]
+    if len({*map(id, twice)}) == len(twice):
+        return module
+    module, owners = copied(module), dict[int, tuple[nn.Module, str]]()
+    for part in module.modules():
+        for name, value in [*part._parameters.items()]:
+            if value is not None and value.requires_grad and owners.setdefault(id(value), (part, name))[0] is not part:
+                _refer(part, name, owners[id(value)])
+    return module
+
+
+def _refer(part: nn.Module, name: str, owner: tuple[nn.Module, str]) -> None:
+    """Let a layer read its parameter `name` off another layer; past `Module.__setattr__`, which would register that."""
+    del part._parameters[name]
+    part.__dict__.setdefault("_tied", {})[name] = owner
+    kind = type(part)
+    read = property(lambda self: getattr(*self._tied[name]))
+    part.__class__ = type(kind.__name__, (kind,), {name: read, "__module__": kind.__module__})
+
+
 def _computed(value: Any) -> Iterator[Tensor]:
     """Yield the tensors with a graph in dicts, lists and tuples, which torch cannot copy."""
     if isinstance(value, Tensor):

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn import Module
-from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, readable
 from ppbench.base.device import check_device, computing
@@ -32,9 +30,9 @@ from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.channels import has_kinks
-from ppbench.nets.classifier import HEAD_NAMES, OutputName
-from ppbench.nets.model_object import HeldNetwork, explaining_failures, held_network, unwrapped
-from ppbench.nets.net import LossName, OwnLoss
+from ppbench.nets.classifier import OutputName
+from ppbench.nets.model_object import explaining_failures, held_network, unwrapped
+from ppbench.nets.net import OwnLoss
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
 from ppbench.run.experiment import built_for, make_attack
@@ -52,33 +50,25 @@ from ppbench.run.update_view import (
 )
 from ppbench.run.user_gradients import (
     Gradient,
-    fitted_label,
     least_batch,
     observation_of,
     read_gradient,
-    scale_of,
-    sign_of,
     without_decay,
 )
 from ppbench.run.user_inputs import (
     ClassLabels,
     ClassWeights,
     LossFunction,
-    UserLoss,
     check_batch,
     check_real,
     check_switches,
     int_between,
-    label_rows,
-    one_hot_of,
     range_of,
     shape_of,
-    to_dense,
     user_loss,
 )
+from ppbench.run.user_targets import Targets, examples_in, rows_behind, targets_of
 
-MAX_BATCH = 100_000
-"""Most examples in a batch."""
 THREAT = HONEST_SERVER
 VICTIM = Slot(0, 0)
 EXACT = ("closed_form", "peel", "spear", "spear_features")
@@ -87,6 +77,12 @@ SEARCH, KINKED_SEARCH, BY_FEATURES = "dlg", "ig", "feature_inversion"
 """Searches of the default: on smooth networks, on convolutions with kinks, and beside them by the head's features."""
 GUIDED_SEARCH = "ig_features"
 """Takes the place of `KINKED_SEARCH` where it suits: where the features can be read."""
+ADAPTER_SEARCH = "gauss_newton"
+"""Comes before `SEARCH` where most weights are frozen (adapters): by first order another image explains nearly all."""
+MOST_NUMBERS = 1024
+"""Numbers of an input up to which the default takes `ADAPTER_SEARCH`: a minute or two, with 3,072 ten times as long."""
+SEPARATING = "spear"
+"""Separates a batch by what its first layer's units do, whatever the loss."""
 SOLVED, SOLVED_WITH_KINKS = 1e-10, 1e-4
 """Misfit up to which an answer needs no search; with kinks a search leaves 1e-3 of good ones (docs/benchmarks.md)."""
 BLIND_LEVELS = 5
@@ -172,22 +168,25 @@ def invert(
     plan = plan_of_update(network.spec, targets.batch, bounds, training, targets.loss)
     check_batch(plan, min(targets.batch, plan.local.batch))
     unknown_rate = is_rate_unknown(training, plan, attack)
-    challenge = Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None])
     place = next(iter(seen.values())).device if device is None else _device(device)
     start = moved(network.spec.start, place)
     sent = {name: (value if name in moving else value / targets.scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(int_between("seed", seed, 0, 2**63 - 1))
     if unknown_rate:
-        view, parameters = at_rate(view, first_rate(sent, plan, challenge.batch)), {"fits_rate": True, **parameters}
+        view, parameters = at_rate(view, first_rate(sent, plan, targets.batch)), {"fits_rate": True, **parameters}
+    separated = _separated(view, seeds, targets) if targets.word else None
+    challenge = _challenge(targets := separated.targets if separated else targets)
     searches = _searches(plan, challenge.batch, bool(parameters)) if attack is None else (attack,)
     chosen = _chosen(searches[0], parameters, view, challenge)
     with guard("attacks", chosen.name), explaining_failures(network):
         _check_usable(chosen, view, challenge)
-        if attack is None:
+        if separated and attack is None:
+            chosen, guess, _ = separated
+        elif attack is None:
             others = [other for other in map(make_attack, searches[1:]) if not _obstacle(other, view, challenge)]
             chosen, guess = _best_answer([chosen, *others], view, challenge, seeds, targets)
         else:
-            guess = _answer(chosen, view, challenge, seeds)
+            guess = _answer(chosen, view, challenge, seeds, targets)
         fitted = _with_fitted_rate(chosen, view, guess, targets) if unknown_rate else view
         answer = _result(chosen, fitted, guess, targets)
         first = view.plan.local.opt.lr
@@ -208,9 +207,19 @@ def _searches(plan: Plan, batch: int, single: bool) -> tuple[str, ...]:
     if plan.local.upload != "gradient":
         return (OF_STEPS,)
     kinks = has_kinks(plan.net)
+    if not (kinks or single) and batch == 1 and _has_adapters(plan):  # a budget is that of searches by first order
+        return ADAPTER_SEARCH, SEARCH
     guided = kinks and make_attack(GUIDED_SEARCH).suits(plan)
     first = GUIDED_SEARCH if guided else KINKED_SEARCH if kinks else SEARCH
     return (first,) if single or not (kinks or batch > 1) else (first, BY_FEATURES)
+
+
+def _has_adapters(plan: Plan) -> bool:
+    """Return whether fewer weights are trained than frozen, of a small network that `ADAPTER_SEARCH` takes."""
+    if math.prod(plan.spec.shape) > MOST_NUMBERS:
+        return False
+    frozen = sum(plan.net.frozen[name].numel() for name in plan.net.frozen_parameters)
+    return plan.net.parameter_count < frozen and make_attack(ADAPTER_SEARCH).suits(plan)
 
 
 def _best_answer(
@@ -221,9 +230,9 @@ def _best_answer(
     exact = EXACT if view.plan.local.upload == "gradient" else ()
     for attack in (*map(make_attack, exact), *searches):
         if not _obstacle(attack, view, challenge):
-            guess = _answer(attack, view, challenge, seeds)
+            guess = _answer(attack, view, challenge, seeds, targets)
             answers.append((attack, guess))
-            if attack.name in EXACT and (guess.is_exact or _misfit(view, guess, targets) <= solved):
+            if attack.name in (*EXACT, ADAPTER_SEARCH) and (guess.is_exact or _misfit(view, guess, targets) <= solved):
                 return attack, guess
     return min(answers, key=lambda answer: _misfit(view, answer[1], targets))
 
@@ -238,10 +247,52 @@ def _misfit(view: View, guess: Guess, targets: Targets) -> float:
     return misfit(evidence, guess.x[None].to(evidence.device), y.to(evidence.device), view.plan.data_range)
 
 
-def _answer(attack: Attack, view: View, challenge: Challenge, seeds: Seeds) -> Guess:
+def _challenge(targets: Targets) -> Challenge:
+    return Challenge((VICTIM,), targets.batch, None if targets.y is None else targets.y[None])
+
+
+class Separated(NamedTuple):
+    """An answer whose inputs were separated without a loss, and targets with the labels that these inputs show."""
+
+    attack: Attack
+    guess: Guess
+    targets: Targets
+
+
+def _separated(view: View, seeds: Seeds, targets: Targets) -> Separated | None:
+    """Return a batch whose labels are no classes, inputs first; None if they are not separated, or do not fit.
+
+    UsageError: so it is, and no labels are known.
+    """
+    attack = make_attack(SEPARATING)
+    plain = replace(targets, y=None, rows=None)
+    guess = _answer(attack, view, _challenge(plain), seeds, plain) if attack.suits(view.plan) else None
+    if guess is not None and guess.x is not None and finite(guess.x):
+        rows = rows_behind(view.defense.evidence(view)[0], view.plan, guess.x, targets.word)
+        known = replace(targets, y=rows, rows=rows)
+        if _misfit(view, guess, known) <= SOLVED_WITH_KINKS:
+            return Separated(attack, guess, known)
+    if targets.y is not None:
+        return None
+    where = "the network begins with nn.Flatten, nn.Linear and nn.ReLU and the gradient separates its inputs"
+    raise UsageError(f"Under loss={targets.word!r} labels of a batch can be inferred where {where}; give labels=.")
+
+
+def _with_fitting_label(guess: Guess, view: View, challenge: Challenge, targets: Targets) -> Guess:
+    """Return a guess whose input was computed without a label, as no head shows it, with the class that fits best."""
+    plan, known = view.plan, challenge.y is not None or "head.bias" in view.plan.net.names
+    if known or not guess.layers or challenge.batch > 1 or guess.y is None or plan.local.upload != "gradient":
+        return guess
+    return min(
+        (replace(guess, y=torch.tensor([label])) for label in range(plan.spec.classes)),
+        key=lambda one: _misfit(view, one, targets),
+    )
+
+
+def _answer(attack: Attack, view: View, challenge: Challenge, seeds: Seeds, targets: Targets) -> Guess:
     draws = attack_seed(seeds, attack.name, THREAT, "init", challenge.batch)
     (guess,) = attack.run(view, [challenge], torch.Generator().manual_seed(draws))
-    return guess
+    return _with_fitting_label(guess, view, challenge, targets)
 
 
 def _result(attack: Attack, view: View, guess: Guess, targets: Targets) -> Inverted:
@@ -332,7 +383,9 @@ def _planted(
     client.start(start)
     view = client.probe({VICTIM: data}, "gradient" if plan.local.upload == "gradient" else "local").view(THREAT)
     view = at_rate(view, first)
-    guess = _answer(attack, view, challenge, again)
+    separated = _separated(view, again, targets) if targets.word and attack.name == SEPARATING else None
+    guess = separated.guess if separated else _answer(attack, view, challenge, again, targets)
+    targets = separated.targets if separated else targets
     mismatch = _mismatch(attack, view, guess, targets)
     if mismatch is None:
         return None
@@ -425,155 +478,3 @@ def output_of(output: OutputName | None) -> OutputName | None:
     if output is None or (isinstance(output, str | int) and not isinstance(output, bool)):
         return output
     raise UsageError(f"output={shown(output)} cannot be used; give the key, index or attribute of the logits.")
-
-
-# -- What attacks are granted of the labels --
-
-
-@dataclass(frozen=True)
-class Targets:
-    """The loss that attacks simulate, the labels that they are granted, and the labels of their answer.
-
-    Attributes:
-        loss: for the plan. batch: examples. y: targets [B, C] that are granted; None: classes that attacks infer.
-        rows: the true targets [B, C] behind `y`; None: `y` are classes, or the labels do not matter.
-        slope: dL/dz [C] of one example, which stands in for its unknown label; None: labels are known or inferred.
-        scale: the factor of the gradient, 1 where none fits; unexplained: whether a fit was tried, and none fits.
-    """
-
-    loss: LossName | OwnLoss
-    batch: int
-    y: Tensor | None = None
-    rows: Tensor | None = None
-    slope: Tensor | None = None
-    scale: float = 1.0
-    unexplained: bool = False
-
-    def rows_for(self, guess_y: Tensor | None, classes: int) -> Tensor | None:
-        """Return the targets [B, C] that go with an answer's labels [B]; None without any."""
-        if self.y is not None and (self.rows is not None or self.slope is not None):
-            return self.y
-        return None if guess_y is None else one_hot(guess_y, classes).float()
-
-    def labels_for(self, guess: Guess, network: HeldNetwork, word: str) -> Tensor | None:
-        """Return the labels of an answer: classes [B] int64, or numbers [B, C], [B] of one output; None if unknown."""
-        if self.slope is not None and word == "mse" and guess.x is not None:
-            with torch.no_grad():
-                outputs = network.spec.net(network.spec.start, guess.x.cpu().float())
-            rows: Tensor | None = outputs - self.slope * outputs.shape[1] / 2
-        else:
-            rows = self.rows
-        if rows is None:
-            return None if self.slope is not None else guess.y
-        return rows[:, 0] if rows.shape[1] == 1 else rows
-
-
-def targets_of(
-    loss: UserLoss, labels: Any, batch: int | None, gradient: Params, network: HeldNetwork, steps: bool
-) -> Targets:
-    """Return what attacks are granted. steps: whether the gradient is an update of several local steps.
-
-    UsageError: labels do not fit loss, network or batch; or they are needed and not given.
-    """
-    spec, integers = network.spec, _are_integers(labels)
-    if loss.targets == "classes" or (loss.targets == "any" and integers and spec.classes > 1):
-        plan_loss = loss.for_plan(network, indices=loss.targets == "any")
-        y = None if labels is None else one_hot_of(labels, spec.classes)
-        count = _batch(batch, None if y is None else len(y))
-        return _scaled(Targets(plan_loss, count, y), gradient, spec.start, steps)
-    plan_loss = (
-        OwnLoss(loss.word, _uncomputed) if labels is None and loss.function is not None else loss.for_plan(network)
-    )
-    assert isinstance(plan_loss, OwnLoss)  # only classes have losses by name
-    if labels is not None:
-        rows = label_rows(labels, loss.targets, spec.classes)
-        count = _batch(batch, len(rows))
-        return _row_targets(plan_loss, rows, gradient, spec.start, steps)
-    count = _batch(batch, None)
-    if count > 1 or steps or not {*HEAD_NAMES} <= gradient.keys():
-        where = "of one example, by a trained last nn.Linear with a bias"
-        words = f"Under loss={loss.word!r}" if loss.function is None else "Under a loss that is a function"
-        raise UsageError(f"{words} labels can be inferred {where} alone; give labels=.")
-    return _unlabeled(loss, plan_loss, gradient, spec.start)
-
-
-def _uncomputed(z: Tensor, y: Tensor) -> Tensor:
-    """Stand in for a user's function without labels: the gradient shows its slope (`Targets.slope`)."""
-    raise AssertionError("a function cannot be computed without labels")
-
-
-def _are_integers(labels: Any) -> bool:
-    numbers = to_dense(labels)
-    return numbers is not None and numbers.dim() < 2 and not numbers.is_floating_point()
-
-
-def examples_in(labels: Any, batch: int | None) -> int:
-    """Return the number of examples that labels, or else `batch`, state; 1 if neither does."""
-    numbers = None if labels is None else to_dense(labels)
-    if numbers is not None and numbers.dim():
-        return max(len(numbers), 1)
-    return 1 if batch is None else _batch(batch, None)
-
-
-def _batch(batch: int | None, labels: int | None) -> int:
-    """Return the number of examples; UsageError: it is none, or not that of the labels."""
-    count = int_between("batch", (1 if labels is None else labels) if batch is None else batch, 1, MAX_BATCH)
-    if labels is not None and count != labels:
-        raise UsageError(f"batch={shown(batch)} cannot be used; there are {labels} labels.")
-    return count
-
-
-def _scaled(targets: Targets, gradient: Params, start: Params, steps: bool) -> Targets:
-    """Return targets of classes with the factor that the last layer shows."""
-    if steps:
-        return replace(targets, scale=sign_of(gradient, targets.batch, targets.y))
-    if not isinstance(targets.loss, OwnLoss):
-        fitted = scale_of(gradient, start, targets.batch, targets.y)
-    elif targets.batch > 1 or not {*HEAD_NAMES} <= gradient.keys():
-        return targets
-    else:
-        rows = torch.eye(len(gradient["head.bias"])) if targets.y is None else targets.y
-        fit = fitted_label(gradient, start, targets.loss, rows)
-        fitted = None if fit is None else fit[0]
-    return replace(targets, scale=1.0 if fitted is None else fitted, unexplained=fitted is None)
-
-
-def _row_targets(loss: OwnLoss, rows: Tensor, gradient: Params, start: Params, steps: bool) -> Targets:
-    """Return targets of known rows: of one example as the only target, under a class of its own; else as they are."""
-    if len(rows) > 1:
-        return Targets(loss, len(rows), rows, rows)
-    targets = replace(_single(loss, rows[0], gradient), rows=rows)
-    if steps or not {*HEAD_NAMES} <= gradient.keys():
-        return targets
-    fit = fitted_label(gradient, start, loss, rows)
-    return replace(targets, scale=1.0 if fit is None else fit[0], unexplained=fit is None)
-
-
-def _single(loss: OwnLoss, row: Tensor, gradient: Params) -> Targets:
-    """Return targets of one example whose target is `row` [C].
-
-    Attacks get a one-hot label, at the largest entry of the bias's gradient, by which some divide; the loss puts the
-    row in its place.
-    """
-    bias = gradient.get("head.bias")
-    place = 0 if bias is None else int(bias.abs().argmax())
-    table = torch.zeros(len(row), len(row))
-    table[place] = row
-
-    def losses(z: Tensor, y: Tensor) -> Tensor:
-        return loss.function(z, y @ table.to(y))
-
-    return Targets(replace(loss, function=losses), 1, torch.eye(len(row))[[place]])
-
-
-def _unlabeled(loss: UserLoss, plan_loss: OwnLoss, gradient: Params, start: Params) -> Targets:
-    """Return targets of one example with an unknown label that is no class: signs, or the known cotangent itself."""
-    bias = gradient["head.bias"].detach().cpu()
-    if loss.targets == "multi-hot":  # the bias's gradient is sigmoid(z) - y: below 0 where the label is 1
-        rows = torch.stack([(bias < 0).float(), (bias > 0).float()])
-        fit = None if len(bias) == 1 else fitted_label(gradient, start, plan_loss, rows)
-        row = rows[[0 if fit is None else fit[1]]]
-        scale, lost = (1.0, len(bias) > 1) if fit is None else (fit[0], False)
-        return replace(_single(plan_loss, row[0], gradient), rows=row, scale=scale, unexplained=lost)
-    linear = replace(plan_loss, function=lambda z, y: (z * y).sum(-1))
-    return replace(_single(linear, bias, gradient), slope=bias)

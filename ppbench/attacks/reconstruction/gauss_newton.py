@@ -3,25 +3,38 @@
 Layer by layer each input is computed from its own equations alone. What noise, or a null space, leaves open in one
 layer, the equations of others may tell. Here all of them are linearized in the image: the answer is the most probable
 image under the noise's law and a wide prior (as in Balunovic et al., ICLR 2022, whose search is by first order).
+
+`GaussNewton` searches so from a grey image. Adapters of low rank, as LoRA's, hold few numbers of each token, so that
+directions of the image differ by four orders of magnitude in the gradient: searches by first order explain nearly all
+of it by another image. The law starts loose, so that the smooth prior decides, and narrows down to rounding.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import jvp, vmap
+from torch.nn.functional import one_hot
 
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.attacks.reconstruction.analytic import guessed_labels
 from ppbench.attacks.reconstruction.linear_systems import Prior
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed, usable
 from ppbench.attacks.reconstruction.stage_inputs import ROUNDING
 from ppbench.base.tree import Params
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
+from ppbench.federation.view import View
 from ppbench.metrics.intervals import Floats
+from ppbench.nets.classifier import HEAD_NAMES
 
 # -- Damped steps (Levenberg and Marquardt) --
 
@@ -121,7 +134,7 @@ class GradientProblem:
 
     shape: of the image; prior: of its numbers; data_range: which it hardly leaves; precision: of each entry of the
     gradient, in place of those that the law and `Evidence.weight` give; steps: at most; scaled: whether the gradient
-    has an unknown factor.
+    has an unknown factor; progress: relative decrease of the objective below which the search ends.
     """
 
     evidence: Evidence
@@ -133,6 +146,7 @@ class GradientProblem:
     precision: Params | None = None
     steps: int = IMAGE_STEPS
     scaled: bool = False
+    progress: float = LEAST_PROGRESS
 
     @torch.no_grad()
     def refined(self, image: Tensor) -> Refined:
@@ -140,7 +154,7 @@ class GradientProblem:
         start = image.detach().double().to(self.evidence.device).flatten()
         before = self.residual(start)
         end = gauss_newton_minimum(
-            self, start, cost=len(start), steps=self.steps, progress=LEAST_PROGRESS, enough=np.inf
+            self, start, cost=len(start), steps=self.steps, progress=self.progress, enough=np.inf
         )
         left, seen = float(end.residual @ end.residual), int((self._roots > 0).sum())
         explains = left <= min(float(before @ before), NOISE_EXPLAINED * seen)
@@ -208,3 +222,84 @@ class GradientProblem:
     def _outside(self, z: Tensor) -> Floats:
         """Return how far numbers [n] leave the data range, in units of a typical distance."""
         return np.asarray((z - z.clamp(*self.data_range)).cpu().numpy() * self._bound)
+
+
+# -- One image from the start, under a law that narrows --
+
+LOOSE, NARROWER = 1.0, 0.3
+"""Deviation of an entry at first, of its tensor's root mean square, and the factor from one law to the next."""
+STALLED = 0.05
+"""Relative decrease of the objective below which the next law follows."""
+MOST_SEARCHED, MOST_ENTRIES = 3072, 100_000_000
+"""Numbers of an image, and entries of a Jacobian (0.8 GB), up to which it is searched."""
+
+
+@dataclass(frozen=True)
+class GaussNewton(Attack):
+    """One image by Gauss and Newton's method on the whole gradient, from grey on, under a law that narrows to rounding.
+
+    Built for adapters of vision transformers (LoRA) and other smooth networks, most of whose weights are frozen. What
+    the law of an entry leaves open is decided by a prior of smooth images, so that patches get to their places before
+    they get sharp. A linearization costs as many gradients as the image has numbers. Batches get grey images.
+
+    steps: linearizations under one law, at most.
+    """
+
+    name: ClassVar[str] = "gauss_newton"
+    kind: ClassVar[Kind] = "reconstruction"
+    standard: ClassVar[bool] = False
+    quick: ClassVar[bool] = False
+    probes: ClassVar[tuple[str, ...]] = ("gradient",)
+    reference: ClassVar[str] = "this project; the likelihood of Balunovic et al., ICLR 2022, by second order"
+
+    steps: PositiveInt = 4
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether inputs are small images, and a trained head with a bias shows their labels."""
+        net, numbers = plan.net, math.prod(plan.spec.shape)
+        small = len(plan.spec.shape) == 3 and numbers <= MOST_SEARCHED and numbers * net.parameter_count <= MOST_ENTRIES
+        return super().suits(plan) and small and not net.pixelwise and {*HEAD_NAMES} <= {*net.names}
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess per challenge; a grey image of batches, and where nothing was observed."""
+        return [self._guess(victim) for victim in posed(self.evidence(view), view.plan, challenges, generator)]
+
+    def _guess(self, victim: PosedVictim) -> Guess:
+        image, labels, evidence = victim.image("grey"), guessed_labels(victim), victim.evidence
+        blind = Guess(x=image, y=labels, evaluations=1)
+        if victim.size[0] > 1 or evidence is None or not usable(evidence):
+            return blind
+        if evidence.measure != "squares" or evidence.nuisance:
+            return blind
+        try:
+            return self._searched(evidence, victim.plan, image, labels)
+        except RuntimeError:  # an operation without a forward derivative
+            return blind
+
+    def _searched(self, evidence: Evidence, plan: Plan, image: Tensor, labels: Tensor) -> Guess:
+        """Return the guess of a search from `image` [1, *shape]."""
+        y = one_hot(labels, plan.spec.classes).double().to(evidence.device)
+        x, spent, deviation = image.double(), 1, LOOSE
+        while deviation > ROUNDING:
+            problem = GradientProblem(
+                *(evidence, y, None, plan.spec.shape, image_prior(plan), plan.data_range, law_of(evidence, deviation)),
+                steps=self.steps,
+                progress=STALLED,
+            )
+            answer = problem.refined(x)
+            x, spent, deviation = answer.image, spent + answer.evaluations, NARROWER * deviation
+        return Guess(x=x.clamp(*plan.data_range).float(), y=labels, evaluations=spent)
+
+
+def law_of(evidence: Evidence, deviation: float) -> Params:
+    """Return the precision of each entry whose error has a deviation in units of its tensor's root mean square.
+
+    The noise's law adds to it. Of a tensor that is 0 everywhere nothing is compared.
+    """
+    law = {}
+    for name, value in evidence.observed.items():
+        size = float(value.double().square().mean().sqrt())
+        error = math.hypot(deviation * size, 0.0 if evidence.noise is None else evidence.noise.of(name))
+        seen = torch.ones_like(value) if evidence.weight is None else evidence.weight[name].expand_as(value)
+        law[name] = seen.double() / error**2 if error > 0 else torch.zeros_like(seen).double()
+    return law

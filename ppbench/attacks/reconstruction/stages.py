@@ -91,7 +91,8 @@ class _Recorder(TorchFunctionMode):
 def walk(plan: Plan, params: Params) -> list[Call]:
     """Return the calls of a network on its input, as far as each takes the output of the one before.
 
-    Calls that only reshape are left out. Empty for a network that takes no single input.
+    Calls that only reshape are left out. Empty for a network that takes no single input, or where two calls share a
+    parameter (tied weights): its gradient is a sum, and no layer's own.
     """
     if plan.net.fewest > 1:
         return []
@@ -100,7 +101,8 @@ def walk(plan: Plan, params: Params) -> list[Call]:
     recorder = _Recorder(x, {id(value): name for name, value in copies.items()})
     with torch.no_grad(), recorder:
         plan.net(copies, x)
-    return [call for call in recorder.calls if call.name not in _SAME]
+    used = [name for call in recorder.calls for name in call.parameters.values()]
+    return [call for call in recorder.calls if call.name not in _SAME] if len({*used}) == len(used) else []
 
 
 def pair(value: Any) -> IntPair | None:
