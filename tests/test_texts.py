@@ -307,7 +307,9 @@ def test_a_search_follows_vectors_and_answers_by_tokens(data):
 
 # -- from the command line to the page --------------------------------------------------------------------------------
 def test_an_evaluation_of_letters_quotes_one(tmp_path):
-    few = dict(victims=12, rounds=4, clients=2, train=160, candidates=20, workers=1, stages=("init",), attack_batch=(1,))
+    few = dict(
+        victims=12, rounds=4, clients=2, train=160, candidates=20, workers=1, stages=("init",), attack_batch=(1,)
+    )
     out = tmp_path / "out"
     evaluation = evaluate(defense="spn", grid=(0.1,), dataset="letters", attacks=("token_rows", "dlg"), out=out,
                           settings={"dlg.budget": 3}, **few)  # fmt: skip

@@ -34,6 +34,7 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import View
 from ppbench.metrics.intervals import Floats
+from ppbench.metrics.modality import modality_in
 from ppbench.nets.classifier import HEAD_NAMES
 
 # -- Damped steps (Levenberg and Marquardt) --
@@ -257,7 +258,7 @@ class GaussNewton(Attack):
     def suits(self, plan: Plan) -> bool:
         """Return whether inputs are small images, and a trained head with a bias shows their labels."""
         net, numbers = plan.net, math.prod(plan.spec.shape)
-        small = len(plan.spec.shape) == 3 and numbers <= MOST_SEARCHED and numbers * net.parameter_count <= MOST_ENTRIES
+        small = modality_in(plan).drawn and numbers <= MOST_SEARCHED and numbers * net.parameter_count <= MOST_ENTRIES
         return super().suits(plan) and small and not net.pixelwise and {*HEAD_NAMES} <= {*net.names}
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
