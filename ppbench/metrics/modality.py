@@ -430,6 +430,10 @@ class TextInput(Modality):
         """Return whether tokens were counted."""
         return getattr(score, "accuracy", None) is not None
 
+    def beside(self, value: float, rebuilt: bool) -> str:
+        """Return the share of tokens in place."""
+        return f" at {value:.0%} of tokens in place"
+
     def example(self, scores: Sequence[Any]) -> str:
         """Return the reconstruction of the median victim, as `, for example "Dear Dr Keller, invoice"`."""
         texts = sorted((score for score in scores if getattr(score, "text", None)), key=self.amount)
