@@ -244,8 +244,8 @@ def test_small_noise_is_passed_over_and_large_noise_drowns_the_rows(data):
         draws = torch.Generator().manual_seed(2)
         return lambda g: {n: v + std * torch.randn(v.shape, generator=draws) for n, v in g.items()}
 
-    shares = [read(data, change=noisy(std), noise=Noise("gaussian", std))[1][0] for std in (1e-7, 1e-5, 1e-1)]
-    assert shares[0] == 1.0 and shares[0] >= shares[1] >= shares[2] and shares[2] < 0.35
+    shares = [read(data, change=noisy(std), noise=Noise("gaussian", std))[1][0] for std in (1e-7, 1e-4, 1e-2)]
+    assert shares[:2] == [1.0, 1.0] and shares[2] < 0.35
 
 
 def test_a_gradient_that_lacks_the_first_layers_or_is_not_finite_gives_empty_texts(data):
