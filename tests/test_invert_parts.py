@@ -178,7 +178,7 @@ def test_gauss_and_newton_find_nothing_in_noise_and_leave_batches_grey(digits: D
     model, x, y = Vision(2), digits.x[PLACES[:2]], digits.y[PLACES[:2]].argmax(1)
     gradient, draws = adapter_gradient(model, x, y), torch.Generator().manual_seed(1)
     noise = {name: torch.randn(value.shape, generator=draws) for name, value in gradient.items()}
-    found = ppbench.invert(model, noise, SHAPE, y[:1], attack="gauss_newton", planted=False)
-    assert found.mismatch is not None and found.mismatch > 0.5 and found.psnr(x[:1])[0] < 20
+    result = ppbench.invert(model, noise, SHAPE, y[:1], attack="gauss_newton", planted=False)
+    assert result.mismatch is not None and result.mismatch > 0.5 and result.psnr(x[:1])[0] < 20
     grey = ppbench.invert(model, gradient, SHAPE, attack="gauss_newton", batch=2, planted=False)
     assert float((grey.x - 0.5).abs().max()) < 0.2

@@ -46,13 +46,13 @@ def _searched(attack: _Searching, plan: Plan) -> bool:
 
 
 def suits_vectors(suits: Callable[[Any, Plan], bool]) -> Callable[[Any, Plan], bool]:
-    """Return an attack's `suits` that is asked about vectors where the attack searches texts."""
+    """Return an attack's `suits` on the plan of vectors where the attack searches texts."""
 
     @wraps(suits)
-    def asked(attack: _Searching, plan: Plan) -> bool:
+    def suits_plan(attack: _Searching, plan: Plan) -> bool:
         return suits(attack, plan.of_vectors() if _searched(attack, plan) else plan)
 
-    return asked
+    return suits_plan
 
 
 def run_on_vectors(run: RunFunction) -> RunFunction:

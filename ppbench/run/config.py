@@ -82,7 +82,7 @@ TEXT_BUDGETS: dict[str, Scalar] = {
     "adaptive_server.budget": 60,  # at 40 it has 66 % of the tokens under dp at 0.01, at 60 97 %
     **{f"{attack}.budget": 40 for attack in ("adaptive_dp", "adaptive_ppdl", "ig", "ig_masked")},
 }
-"""The same for texts: an evaluation takes ten times as long, and what no exact attack reads searches rarely find."""
+"""The same for texts, smaller so that an evaluation ends in two minutes; larger ones may find more."""
 PRESETS: dict[str, dict[str, Any]] = {
     # One start per victim, no tuning, no cells that cannot show anything: all has to end within 60 s on two cores.
     "quick": {"attacks": ("quick",), "settings": {f"{attack}.restarts": 0 for attack in SEARCHES}, "tuning": 0},

@@ -158,8 +158,8 @@ def audited(
     checks, accuracies = controls_of(subject, attacks, trainer), (subject.accuracy(True), subject.accuracy(False))
     sizes = len(members.y), len(others.y), duplicates, size
     about = AuditSubject(*names, *sizes, runs, *accuracies, order.seed)
-    audited = AuditedModel(about, results, checks, order.limits, (), subject.rows())
-    return replace(audited, exposed=subject.exposed(audited.strongest()))
+    result = AuditedModel(about, results, checks, order.limits, (), subject.rows())
+    return replace(result, exposed=subject.exposed(result.strongest()))
 
 
 def reference_count(train: TrainingFunction | None, references: int | None) -> int:

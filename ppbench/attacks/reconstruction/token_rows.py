@@ -15,7 +15,7 @@ search over vectors (`adaptive_server`) still has 97 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,7 +48,6 @@ SHORTLIST = 64
 """Tokens of a place whose distance is computed."""
 BLOCK = 512
 """Tokens, or texts, that pass the network at once."""
-Layer = Callable[[Tensor], Tensor]
 
 
 # -- What the linear layers of a network of texts read --
@@ -59,13 +58,13 @@ class _Read(Exception):
 
 
 @contextmanager
-def _watched(module: nn.Module, names: Sequence[str], last: int) -> Iterator[dict[str, Tensor]]:
-    """Note the inputs [B, L, D] of the linear layers `names`; the pass ends at the one with the index `last`."""
+def _watched(module: nn.Module, names: Sequence[str], last: str = "") -> Iterator[dict[str, Tensor]]:
+    """Note the first inputs of the linear layers `names`, in the order of the pass, which ends at the layer `last`."""
     inputs: dict[str, Tensor] = {}
 
     def note(name: str, x: Tensor) -> None:
-        inputs[name] = x.detach()
-        if name == names[last]:
+        inputs.setdefault(name, x.detach())
+        if name == last:
             raise _Read
 
     hooks = [
@@ -89,20 +88,11 @@ def _layers(plan: Plan) -> tuple[tuple[str, ...], ...]:
         return ()
     net, params = plan.net, initial(plan.spec, 0)
     linear = [name for name, part in net.module.named_modules() if isinstance(part, nn.Linear) and name != "head"]
-    order: dict[str, Tensor] = {}
-    hooks = [
-        net.module.get_submodule(n).register_forward_pre_hook(lambda _, args, n=n: order.setdefault(n, args[0]))
-        for n in linear
-    ]
     length = plan.spec.shape[0]
     texts = torch.full((2, length), 1.0)
     texts[1, length // 2 :] = 2.0 if plan.vocabulary is None else float(len(plan.vocabulary) - 1)
-    try:
-        with torch.no_grad():
-            net.features(params, texts)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), _watched(net.module, linear) as order:
+        net.features(params, texts)
     groups: list[list[str]] = []
     for name, x in order.items():
         if x.dim() != 3 or x.shape[1] != length or f"{name}.weight" not in net.names:
@@ -128,7 +118,7 @@ class TextReader:
         names = [some[0] for some in self.groups]
         parts: list[list[Tensor]] = []
         for block in texts.split(BLOCK):
-            with torch.no_grad(), _watched(self.plan.net.module, names, group) as read, suppress(_Read):
+            with torch.no_grad(), _watched(self.plan.net.module, names, names[group]) as read, suppress(_Read):
                 self.plan.net.features(self.params, block)
             parts.append([read[name] for name in names[: group + 1]])
         return [torch.cat(some) for some in zip(*parts, strict=True)]
@@ -216,12 +206,12 @@ def near_tokens(
         x = reader.inputs(tokens[:, None].expand(-1, length), 0)[0]
         rough[:, first : first + len(tokens)] = ((x @ sketch).norm(dim=-1) / x.norm(dim=-1)).T.cpu()
     near = words[rough.topk(min(SHORTLIST, len(words)), dim=1, largest=False).indices]
-    x = reader.inputs(near.T.float(), 0)[0]  # one text a rank: place by place
+    x = reader.inputs(near.T.float(), 0)[0]  # row r holds the r-th nearest token of each place
     distances, order = space.distance(x).T.cpu().sort(dim=1)
     tokens_near = near.gather(1, order)
     usual = float(distances[:, 0].median())
     limit = max(READ_DISTANCE, min(10 * usual, 0.5 * math.sqrt(max(space.free, 0.0))))
-    kept = [max(int((row < limit).sum()), 0) for row in distances]
+    kept = [int((row < limit).sum()) for row in distances]
     most = [
         min(number, max(2 * count, int((row < READ_DISTANCE).sum())))
         for number, row in zip(kept, distances, strict=True)
@@ -248,16 +238,16 @@ SLOWEST = 0.995
 
 @dataclass(frozen=True, eq=False)
 class TextFilter:
-    """How far the inputs of the first block lie from the row spaces of its gradients."""
+    """How far the inputs of a group of layers lie from the row space of their gradient."""
 
     reader: TextReader
-    spaces: Mapping[int, RowSpace]
+    group: int
+    space: RowSpace
 
     def __call__(self, texts: Tensor) -> Tensor:
-        """Return the mean distance [N, L] over the layers, of texts [N, L]; 0 at padding."""
-        inputs = self.reader.inputs(texts, max(self.spaces))
-        total = sum(space.distance(inputs[group]) for group, space in self.spaces.items())
-        return torch.where(texts != PADDING, torch.as_tensor(total) / len(self.spaces), 0.0)
+        """Return the distance [N, L] of each token of texts [N, L]; 0 at padding."""
+        distances = self.space.distance(self.reader.inputs(texts, self.group)[self.group])
+        return torch.where(texts != PADDING, distances, 0.0)
 
     def mean(self, texts: Tensor) -> Tensor:
         """Return the mean distance [N] over the tokens of texts [N, L]; 1 of an empty one."""
@@ -273,7 +263,7 @@ class ReadText:
     distance: float
 
 
-def _from_left(ask: TextFilter, near: NearTokens, count: int) -> list[ReadText]:
+def _from_left(text_filter: TextFilter, near: NearTokens, count: int) -> list[ReadText]:
     """Return texts of a decoder: every place must lie in the row spaces behind those that were read before it."""
     length = len(near.tokens)
     open_, done = [ReadText((), 0.0)], list[ReadText]()
@@ -284,7 +274,7 @@ def _from_left(ask: TextFilter, near: NearTokens, count: int) -> list[ReadText]:
         rows = torch.full((len(grown), length), float(PADDING))
         for row, (text, token) in zip(rows, grown, strict=True):
             row[: place + 1] = torch.tensor([*text.tokens, token], dtype=torch.float32)
-        distances = ask(rows)[:, place].tolist()
+        distances = text_filter(rows)[:, place].tolist()
         longer = [
             ReadText((*text.tokens, token), (text.distance * place + distance) / (place + 1))
             for (text, token), distance in zip(grown, distances, strict=True)
@@ -298,7 +288,7 @@ def _from_left(ask: TextFilter, near: NearTokens, count: int) -> list[ReadText]:
     return sorted(filled, key=lambda one: (one.distance > FAR_BEHIND, one.tokens.count(PADDING), one.distance))
 
 
-def _by_exchange(ask: TextFilter, near: NearTokens, count: int, generator: torch.Generator) -> list[ReadText]:
+def _by_exchange(text_filter: TextFilter, near: NearTokens, count: int, generator: torch.Generator) -> list[ReadText]:
     """Return texts of an encoder: tokens are exchanged, place by place, for those that bring all inputs nearer."""
     texts = list[ReadText]()
     for _ in range(TRIES * count):
@@ -310,19 +300,19 @@ def _by_exchange(ask: TextFilter, near: NearTokens, count: int, generator: torch
         length = next((place for place, tokens in enumerate(near.tokens) if not tokens), len(near.tokens))
         start = [some[int(torch.randint(len(some), (), generator=generator))] for some in fresh[:length]]
         start += [PADDING] * (len(near.tokens) - length)
-        texts.append(_exchanged(ask, near, start))
+        texts.append(_exchanged(text_filter, near, start))
     return sorted(dict.fromkeys(texts), key=lambda one: one.distance)
 
 
-def _exchanged(ask: TextFilter, near: NearTokens, start: Sequence[int]) -> ReadText:
+def _exchanged(text_filter: TextFilter, near: NearTokens, start: Sequence[int]) -> ReadText:
     """Return the text that exchanges of tokens, then of two places, lead to from a start."""
     text = torch.tensor(start, dtype=torch.float32)
-    least = float(ask.mean(text[None]))
+    least = float(text_filter.mean(text[None]))
     for _ in range(EXCHANGE_ROUNDS):
         singles = list(_changes(text, near))
         if not singles or least < READ_DISTANCE:
             break
-        distances = ask.mean(torch.stack([_with(text, change) for change in singles])).tolist()
+        distances = text_filter.mean(torch.stack([_with(text, change) for change in singles])).tolist()
         best = dict[int, tuple[float, Mapping[int, int]]]()
         for distance, change in zip(distances, singles, strict=True):
             place = min(change)
@@ -330,7 +320,7 @@ def _exchanged(ask: TextFilter, near: NearTokens, start: Sequence[int]) -> ReadT
         ranked = [change for distance, change in sorted(best.values(), key=lambda pair: pair[0]) if distance < least]
         together = [{k: v for change in ranked[:n] for k, v in change.items()} for n in (1, 2, 4, 8, 16)]
         for moves in (together if ranked else [], _swaps(text, near)):
-            after, distance = _best(ask, [_with(text, move) for move in moves])
+            after, distance = _best(text_filter, [_with(text, move) for move in moves])
             if after is not None and distance < SLOWEST * least:
                 text, least = after, distance
                 break
@@ -339,11 +329,11 @@ def _exchanged(ask: TextFilter, near: NearTokens, start: Sequence[int]) -> ReadT
     return ReadText(tuple(int(token) for token in text), least)
 
 
-def _best(ask: TextFilter, texts: Sequence[Tensor]) -> tuple[Tensor | None, float]:
+def _best(text_filter: TextFilter, texts: Sequence[Tensor]) -> tuple[Tensor | None, float]:
     """Return the text of the least distance, and this; None of no texts."""
     if not texts:
         return None, math.inf
-    distances = ask.mean(torch.stack([*texts]))
+    distances = text_filter.mean(torch.stack([*texts]))
     return texts[int(distances.argmin())], float(distances.min())
 
 
@@ -443,14 +433,14 @@ class TokenRows(Attack):
             return _nearest(near, count)
         freest = max(behind, key=lambda group: behind[group].free)
         usual = next((group for group in sorted(behind) if behind[group].free > ENOUGH_FREE), freest)
-        ask = TextFilter(reader, {usual: behind[usual]})
+        text_filter = TextFilter(reader, usual, behind[usual])
         if _reads_back(reader):
-            return _from_left(ask, near, count)
-        return _by_exchange(ask, near, count, generator)
+            return _from_left(text_filter, near, count)
+        return _by_exchange(text_filter, near, count, generator)
 
 
 LEAST_FREE, ENOUGH_FREE = 0.02, 0.3
-"""Share of directions that a row space must leave free to tell anything, and to be asked before layers behind it."""
+"""Share of directions that a row space must leave free to tell anything, and to be used before layers behind it."""
 
 
 def spaces_of(groups: Sequence[Sequence[str]], observed: Params, noise: float) -> dict[int, RowSpace]:
