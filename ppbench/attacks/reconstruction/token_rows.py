@@ -16,154 +16,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import guessed_labels
+from ppbench.attacks.reconstruction.row_spaces import (
+    READ_DISTANCE,
+    ROUNDED_SIZE,
+    RowSpace,
+    TextReader,
+    linear_groups,
+    spaces_of,
+)
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
+from ppbench.attacks.reconstruction.token_pairs import texts_by_cotangents, token_pairs
 from ppbench.base.tree import Params
 from ppbench.base.vocabulary import PADDING
 from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
-from ppbench.nets.net import initial
 
-ROUNDED_SIZE = 2e-6
-"""Singular values of a float32 gradient that are rounding, relative to the largest."""
-READ_DISTANCE = 1e-3
-"""Distance from the row space, relative to the input's norm, up to which a token counts as read."""
-FAR_BEHIND = 0.03
-"""The same behind the first attention, where weak directions are rounded: wrong tokens are at 0.1 and more."""
-SKETCHES = 16
-"""Directions orthogonal to the row space by which nearly all tokens are ruled out, before the distance is computed."""
-SHORTLIST = 64
-"""Tokens of a place whose distance is computed."""
-BLOCK = 512
-"""Tokens, or texts, that pass the network at once."""
-
-
-# -- What the linear layers of a network of texts read --
-
-
-class _Read(Exception):
-    """The pass has come to the last layer that is looked at."""
-
-
-@contextmanager
-def _watched(module: nn.Module, names: Sequence[str], last: str = "") -> Iterator[dict[str, Tensor]]:
-    """Note the first inputs of the linear layers `names`, in the order of the pass, which ends at the layer `last`."""
-    inputs: dict[str, Tensor] = {}
-
-    def note(name: str, x: Tensor) -> None:
-        inputs.setdefault(name, x.detach())
-        if name == last:
-            raise _Read
-
-    hooks = [
-        module.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
-        for name in names
-    ]
-    try:
-        yield inputs
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@lru_cache(maxsize=32)
-def _layers(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """Return the linear layers that read every token, by what they read, in the order of the pass; () for none.
-
-    Layers that share an input are one group. The first group must depend on nothing but a token and its place.
-    """
-    if not plan.net.embedding:
-        return ()
-    net, params = plan.net, initial(plan.spec, 0)
-    linear = [name for name, part in net.module.named_modules() if isinstance(part, nn.Linear) and name != "head"]
-    length = plan.spec.shape[0]
-    texts = torch.full((2, length), 1.0)
-    texts[1, length // 2 :] = 2.0 if plan.vocabulary is None else float(len(plan.vocabulary) - 1)
-    with torch.no_grad(), _watched(net.module, linear) as order:
-        net.features(params, texts)
-    groups: list[list[str]] = []
-    for name, x in order.items():
-        if x.dim() != 3 or x.shape[1] != length or f"{name}.weight" not in net.names:
-            continue
-        if groups and torch.equal(order[groups[-1][0]], x):
-            groups[-1].append(name)
-        else:
-            groups.append([name])
-    alone = bool(groups) and length > 1 and torch.equal(*order[groups[0][0]][:, 0])
-    return tuple(map(tuple, groups)) if alone else ()
-
-
-@dataclass(frozen=True, eq=False)
-class TextReader:
-    """The public network at the weights of a gradient: what its layers read of texts [B, L] of token numbers."""
-
-    plan: Plan
-    params: Params
-    groups: tuple[tuple[str, ...], ...]
-
-    def inputs(self, texts: Tensor, group: int) -> list[Tensor]:
-        """Return what the groups of layers up to `group` read, each [B, L, D] float32."""
-        names = [some[0] for some in self.groups]
-        parts: list[list[Tensor]] = []
-        for block in texts.split(BLOCK):
-            with torch.no_grad(), _watched(self.plan.net.module, names, names[group]) as read, suppress(_Read):
-                self.plan.net.features(self.params, block)
-            parts.append([read[name] for name in names[: group + 1]])
-        return [torch.cat(some) for some in zip(*parts, strict=True)]
-
-
-@dataclass(frozen=True, eq=False)
-class RowSpace:
-    """The row space of a gradient: orthonormal rows [R, D] float32, and how surely each belongs to it.
-
-    weights: [R], s^2 / (s^2 + floor^2) of the singular value s; floor: singular values of noise and rounding.
-    """
-
-    rows: Tensor
-    weights: Tensor
-    condition: float
-
-    @property
-    def free(self) -> float:
-        """The share of directions that it leaves free: with none, every input lies in it."""
-        return 1 - float(self.weights.sum()) / self.rows.shape[1]
-
-    def distance(self, x: Tensor) -> Tensor:
-        """Return the distance [...] of inputs [..., D] from it, relative to their norm."""
-        along = x @ self.rows.T
-        outside = (x - along @ self.rows).square().sum(-1) + ((1 - self.weights) * along.square()).sum(-1)
-        return (outside / x.square().sum(-1).clamp(min=1e-30)).sqrt()
-
-    def sketch(self, generator: torch.Generator) -> Tensor:
-        """Return random directions [D, `SKETCHES`] on which its inputs are 0."""
-        draws = torch.randn(self.rows.shape[1], SKETCHES, generator=generator).to(self.rows)
-        return draws - self.rows.T @ (self.weights[:, None] * (self.rows @ draws))
-
-
-def row_space(gradients: Sequence[Tensor], noise: float) -> RowSpace:
-    """Return the common row space of gradients [m, D] of layers that read the same; noise: its standard deviation."""
-    matrix = torch.cat(
-        [gradient.detach().double() / gradient.double().norm().clamp(min=1e-30) for gradient in gradients]
-    )
-    level = max(noise / max(float(gradient.double().norm()), 1e-30) for gradient in gradients)
-    _, sizes, rows = torch.linalg.svd(matrix, full_matrices=False)
-    floor = max(ROUNDED_SIZE * float(sizes[0]), level * (math.sqrt(len(matrix)) + math.sqrt(matrix.shape[1])))
-    weights = sizes**2 / (sizes**2 + floor**2)
-    seen = sizes[weights > 0.5]
-    condition = float(sizes[0] / seen[-1]) if len(seen) else math.inf
-    return RowSpace(rows.float(), weights.float(), condition)
+SHORTLISTS = (64, 512)
+"""Tokens of a place whose distance is computed: for one text, and for more, whose tokens may seem to stand anywhere."""
 
 
 # -- Which tokens may stand where --
@@ -171,10 +51,14 @@ def row_space(gradients: Sequence[Tensor], noise: float) -> RowSpace:
 
 @dataclass(frozen=True)
 class NearTokens:
-    """The tokens that may stand at each place, nearest first: numbers and distances, ragged, by place."""
+    """The tokens that may stand at each place, nearest first: numbers and distances, ragged, by place.
+
+    space: the row space that they are near.
+    """
 
     tokens: tuple[tuple[int, ...], ...]
     distances: tuple[tuple[float, ...], ...]
+    space: RowSpace
 
 
 def tokens_present(reader: TextReader, observed: Params, noise: float) -> Tensor:
@@ -198,14 +82,9 @@ def near_tokens(
     """
     length = reader.plan.spec.shape[0]
     if not len(words):
-        return NearTokens(((),) * length, ((),) * length)
-    sketch = space.sketch(generator)
-    rough = torch.empty(length, len(words))
-    for first in range(0, len(words), BLOCK):
-        tokens = words[first : first + BLOCK].float()
-        x = reader.inputs(tokens[:, None].expand(-1, length), 0)[0]
-        rough[:, first : first + len(tokens)] = ((x @ sketch).norm(dim=-1) / x.norm(dim=-1)).T.cpu()
-    near = words[rough.topk(min(SHORTLIST, len(words)), dim=1, largest=False).indices]
+        return NearTokens(((),) * length, ((),) * length, space)
+    rough = reader.rough_distances(words, space.sketch(generator))
+    near = words[rough.topk(min(SHORTLISTS[count > 1], len(words)), dim=1, largest=False).indices]
     x = reader.inputs(near.T.float(), 0)[0]  # row r holds the r-th nearest token of each place
     distances, order = space.distance(x).T.cpu().sort(dim=1)
     tokens_near = near.gather(1, order)
@@ -219,6 +98,7 @@ def near_tokens(
     return NearTokens(
         tuple(tuple(row[:n].tolist()) for row, n in zip(tokens_near, most, strict=True)),
         tuple(tuple(row[:n].tolist()) for row, n in zip(distances, most, strict=True)),
+        space,
     )
 
 
@@ -230,8 +110,12 @@ BEGINNINGS = 4
 """Beginnings that are followed of each text of a decoder."""
 EXCHANGE_ROUNDS = 60
 """Rounds in which a text exchanges tokens, at most."""
-TRIES = 5
-"""Starts of each text of an encoder."""
+WORST, WORST_OF_ALL = 12, 4
+"""Places, those of the farthest inputs, that exchange likely tokens first, and those that exchange all near ones."""
+PASSES = 2
+"""Times per text that the pairs of an encoder's batch are sorted, each with the texts that were read before."""
+ALSO_LIKELY = 2
+"""Likely tokens of a place beyond the number of texts."""
 SLOWEST = 0.995
 """Least gain of a round, as a factor of the distance."""
 
@@ -278,55 +162,134 @@ def _from_left(text_filter: TextFilter, near: NearTokens, count: int) -> list[Re
         longer = [
             ReadText((*text.tokens, token), (text.distance * place + distance) / (place + 1))
             for (text, token), distance in zip(grown, distances, strict=True)
-            if distance < max(FAR_BEHIND, 3 * text.distance)
+            if distance < max(text_filter.space.limit, 3 * text.distance)
         ]
         starts = {one.tokens[:-1] for one in longer}
         done += [text for text in open_ if text.tokens not in starts]
         open_ = sorted(longer, key=lambda one: one.distance)[: BEGINNINGS * count]
     texts = [*done, *open_]
     filled = [ReadText((*one.tokens, *[PADDING] * (length - len(one.tokens))), one.distance) for one in texts]
-    return sorted(filled, key=lambda one: (one.distance > FAR_BEHIND, one.tokens.count(PADDING), one.distance))
+    return sorted(
+        filled, key=lambda one: (one.distance > text_filter.space.limit, one.tokens.count(PADDING), one.distance)
+    )
 
 
-def _by_exchange(text_filter: TextFilter, near: NearTokens, count: int, generator: torch.Generator) -> list[ReadText]:
-    """Return texts of an encoder: tokens are exchanged, place by place, for those that bring all inputs nearer."""
-    texts = list[ReadText]()
-    for _ in range(TRIES * count):
-        exact = [one for one in texts if one.distance < FAR_BEHIND]
-        if len({one.tokens for one in exact}) >= count:
+def _by_exchange(
+    text_filter: TextFilter, near: NearTokens, gradients: Sequence[Tensor], count: int, generator: torch.Generator
+) -> list[ReadText]:
+    """Return texts of an encoder: sorted by cotangents, then exchanged until all inputs lie in the row space.
+
+    Where sorting brings no other text, starts are drawn from the tokens that no text has that was read.
+    """
+    length = len(near.tokens)
+    candidates = [(token, place) for place, tokens in enumerate(near.tokens) for token in tokens]
+    if not candidates:
+        return []
+    inputs, best, before = _inputs_of(text_filter.reader, candidates), list[ReadText](), -1
+    for _ in range(PASSES * count):
+        exact = [one.tokens for one in best if one.distance < text_filter.space.limit]
+        if len(exact) == count:
             break
-        used = [{one.tokens[place] for one in exact} for place in range(len(near.tokens))]
-        fresh = [[t for t in tokens if t not in some] or tokens for tokens, some in zip(near.tokens, used, strict=True)]
-        length = next((place for place, tokens in enumerate(near.tokens) if not tokens), len(near.tokens))
-        start = [some[int(torch.randint(len(some), (), generator=generator))] for some in fresh[:length]]
-        start += [PADDING] * (len(near.tokens) - length)
-        texts.append(_exchanged(text_filter, near, start))
-    return sorted(dict.fromkeys(texts), key=lambda one: one.distance)
+        sure = {(token, place) for text in exact for place, token in enumerate(text)}
+        pairs = token_pairs(candidates, inputs, near.space, gradients, sure)
+        likely = replace(near, tokens=tuple(map(tuple, pairs.strongest(count + ALSO_LIKELY, length))))
+        if len(exact) > before:
+            starts = texts_by_cotangents(pairs, count, length, exact)[len(exact) :]
+        else:
+            starts = [_drawn(likely, exact, generator) for _ in range(count - len(exact))]
+        before = len(exact)
+        best = _best_texts([*best, *_ended(text_filter, likely, near, starts)], count)
+    return best
 
 
-def _exchanged(text_filter: TextFilter, near: NearTokens, start: Sequence[int]) -> ReadText:
+def _ended(
+    text_filter: TextFilter, likely: NearTokens, near: NearTokens, starts: Sequence[Sequence[int]]
+) -> Iterator[ReadText]:
+    """Yield the texts that exchanges lead to, from the nearest start on, until one fails after one that was read.
+
+    Then it is better to sort the pairs again.
+    """
+    distances = text_filter.mean(torch.tensor(starts, dtype=torch.float32))
+    read = False
+    for number in distances.argsort().tolist():
+        text = _exchanged(text_filter, likely, near, starts[number])
+        yield text
+        if read and text.distance >= text_filter.space.limit:
+            return
+        read = read or text.distance < text_filter.space.limit
+
+
+def _best_texts(texts: Sequence[ReadText], count: int) -> list[ReadText]:
+    """Return the nearest `count` different texts."""
+    return sorted(dict.fromkeys(texts), key=lambda one: one.distance)[:count]
+
+
+def _drawn(likely: NearTokens, exact: Sequence[Sequence[int]], generator: torch.Generator) -> tuple[int, ...]:
+    """Return a text of drawn tokens, where it can be of such that no exact text has there."""
+    text = list[int]()
+    for place, tokens in enumerate(likely.tokens):
+        fresh = [token for token in tokens if all(one[place] != token for one in exact)] or [*tokens]
+        if not fresh:
+            break
+        text.append(fresh[int(torch.randint(len(fresh), (), generator=generator))])
+    return (*text, *[PADDING] * (len(likely.tokens) - len(text)))
+
+
+def _inputs_of(reader: TextReader, candidates: Sequence[tuple[int, int]]) -> Tensor:
+    """Return what the first layers read of each token at its place, [P, D]."""
+    length = reader.plan.spec.shape[0]
+    numbers = {token: i for i, token in enumerate(sorted({token for token, _ in candidates}))}
+    rows = torch.tensor([*numbers], dtype=torch.float32)[:, None].expand(-1, length)
+    x = reader.inputs(rows, 0)[0]
+    return x[[numbers[token] for token, _ in candidates], [place for _, place in candidates]]
+
+
+def _exchanged(text_filter: TextFilter, likely: NearTokens, near: NearTokens, start: Sequence[int]) -> ReadText:
     """Return the text that exchanges of tokens, then of two places, lead to from a start."""
     text = torch.tensor(start, dtype=torch.float32)
     least = float(text_filter.mean(text[None]))
     for _ in range(EXCHANGE_ROUNDS):
-        singles = list(_changes(text, near))
-        if not singles or least < READ_DISTANCE:
+        if least < READ_DISTANCE:
             break
-        distances = text_filter.mean(torch.stack([_with(text, change) for change in singles])).tolist()
-        best = dict[int, tuple[float, Mapping[int, int]]]()
-        for distance, change in zip(distances, singles, strict=True):
-            place = min(change)
-            best[place] = min(best.get(place, (math.inf, change)), (distance, change), key=lambda pair: pair[0])
-        ranked = [change for distance, change in sorted(best.values(), key=lambda pair: pair[0]) if distance < least]
-        together = [{k: v for change in ranked[:n] for k, v in change.items()} for n in (1, 2, 4, 8, 16)]
-        for moves in (together if ranked else [], _swaps(text, near)):
-            after, distance = _best(text_filter, [_with(text, move) for move in moves])
+        order = text_filter(text[None])[0].argsort(descending=True).tolist()
+        for changes in _ever_more(text, likely, near, order):
+            after, distance = _better(text_filter, text, least, changes)
             if after is not None and distance < SLOWEST * least:
                 text, least = after, distance
                 break
         else:
             break
     return ReadText(tuple(int(token) for token in text), least)
+
+
+def _ever_more(
+    text: Tensor, likely: NearTokens, near: NearTokens, order: Sequence[int]
+) -> Iterator[list[Mapping[int, int]]]:
+    """Yield changes of a text, in sets that are each tried if the one before does not help; order: places by distance.
+
+    Sums over a text hardly change by a swap of two places, so no single token improves these.
+    """
+    yield _changes(text, likely, order[:WORST])
+    yield _changes(text, likely, order)
+    yield _changes(text, near, order[:WORST_OF_ALL])
+    yield _swaps(text, near)
+    yield _changes(text, near, order)
+
+
+def _better(
+    text_filter: TextFilter, text: Tensor, least: float, changes: Sequence[Mapping[int, int]]
+) -> tuple[Tensor | None, float]:
+    """Return the best of a text's changes, and of those that help made together, with its distance; None if none."""
+    if not changes:
+        return None, math.inf
+    distances = text_filter.mean(torch.stack([_with(text, change) for change in changes])).tolist()
+    best = dict[int, tuple[float, Mapping[int, int]]]()
+    for distance, change in zip(distances, changes, strict=True):
+        place = min(change)
+        best[place] = min(best.get(place, (math.inf, change)), (distance, change), key=lambda pair: pair[0])
+    ranked = [change for distance, change in sorted(best.values(), key=lambda pair: pair[0]) if distance < least]
+    together = [{k: v for change in ranked[:n] for k, v in change.items()} for n in (1, 2, 4, 8, 16)]
+    return _best(text_filter, [_with(text, move) for move in together] if ranked else [])
 
 
 def _best(text_filter: TextFilter, texts: Sequence[Tensor]) -> tuple[Tensor | None, float]:
@@ -337,17 +300,19 @@ def _best(text_filter: TextFilter, texts: Sequence[Tensor]) -> tuple[Tensor | No
     return texts[int(distances.argmin())], float(distances.min())
 
 
-def _changes(text: Tensor, near: NearTokens) -> Iterator[Mapping[int, int]]:
-    """Yield the changes of one token, also behind the last one, and the ends that a text may have before its own."""
+def _changes(text: Tensor, near: NearTokens, places: Sequence[int]) -> list[Mapping[int, int]]:
+    """Return the changes of one token at some places, also behind the last one, and the ends that may come before."""
     length = int((text != PADDING).sum())
-    for place, tokens in enumerate(near.tokens[: length + 1]):
-        yield from ({place: token} for token in tokens if token != int(text[place]))
+    changes = list[Mapping[int, int]]()
+    for place in sorted(place for place in places if place <= length):
+        changes += [{place: token} for token in near.tokens[place] if token != int(text[place])]
         if 0 < place < length:
-            yield dict.fromkeys(range(place, length), PADDING)
+            changes.append(dict.fromkeys(range(place, length), PADDING))
+    return changes
 
 
 def _swaps(text: Tensor, near: NearTokens) -> list[Mapping[int, int]]:
-    """Return exchanges of two places: sums over a text hardly change by these, so no single token improves them."""
+    """Return the exchanges of two places."""
     numbers = [int(token) for token in text]
     return [
         {i: numbers[j], j: numbers[i]}
@@ -381,11 +346,11 @@ class TokenRows(Attack):
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
     reference: ClassVar[str] = "Petrov, Dimitrov, Baader, Mueller and Vechev, DAGER, NeurIPS 2024"
 
-    largest_batch: PositiveInt = 4
+    largest_batch: PositiveInt = 8
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the network takes token numbers, and its first linear layers read them one by one."""
-        return super().suits(plan) and plan.vocabulary is not None and len(_layers(plan)) > max(TEXT_LAYERS)
+        return super().suits(plan) and plan.vocabulary is not None and len(linear_groups(plan)) > max(TEXT_LAYERS)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge; empty texts where no gradient was seen."""
@@ -401,56 +366,43 @@ class TokenRows(Attack):
         count = victim.size[0]
         labels, evidence, plan = guessed_labels(victim), victim.evidence, victim.plan
         texts = torch.full(victim.size, float(PADDING))
-        groups = _layers(plan)
+        groups = linear_groups(plan)
         if evidence is None or evidence.params is None or not groups:
             return Guess(x=texts, y=labels, evaluations=1)
         reader = TextReader(plan, {name: value.detach() for name, value in evidence.params.items()}, groups)
         std = 0.0 if evidence.noise is None else evidence.noise.std
         observed = {name: value for name, value in evidence.observed.items() if bool(value.isfinite().all())}
-        spaces = spaces_of(groups, observed, std)
+        spaces = spaces_of(reader, observed, (0, *TEXT_LAYERS), std)
         if 0 not in spaces:
             return Guess(x=texts, y=labels, evaluations=1)
         words = tokens_present(reader, observed, std)
         near = near_tokens(reader, spaces[0], words, count, victim.generator)
-        texts_read = self._put_together(reader, near, spaces, count, victim.generator)
+        text_filter = self._filter(reader, spaces, count)
+        if text_filter is None:
+            texts_read = _nearest(near, count)
+        elif _reads_back(reader):
+            texts_read = _from_left(text_filter, near, count)
+        else:
+            texts_read = _by_exchange(text_filter, near, reader.gradients(observed, 0), count, victim.generator)
         for row, one in zip(texts, texts_read, strict=False):
             row[:] = torch.tensor(one.tokens, dtype=torch.float32)
-        solved = _solved(near, spaces[0], texts_read, count)
-        confidence = solved.residual if len(texts_read) >= count and spaces[0].free > LEAST_FREE else 1.0
+        limit = READ_DISTANCE if text_filter is None else text_filter.space.limit
+        solved = _solved(near, texts_read, count, limit)
+        confidence = solved.residual if len(texts_read) >= count and near.space.free > LEAST_FREE else 1.0
         return Guess(x=texts, y=labels, confidence=confidence, evaluations=1, layers=(solved,))
 
-    def _put_together(
-        self,
-        reader: TextReader,
-        near: NearTokens,
-        spaces: Mapping[int, RowSpace],
-        count: int,
-        generator: torch.Generator,
-    ) -> list[ReadText]:
-        """Return texts, the surest first."""
+    def _filter(self, reader: TextReader, spaces: Mapping[int, RowSpace], count: int) -> TextFilter | None:
+        """Return the filter that puts texts together; None of one text, of too many, and where rows tell nothing."""
         behind = {group: space for group, space in spaces.items() if group in TEXT_LAYERS and space.free > LEAST_FREE}
         if count == 1 or count > self.largest_batch or not behind:
-            return _nearest(near, count)
+            return None
         freest = max(behind, key=lambda group: behind[group].free)
         usual = next((group for group in sorted(behind) if behind[group].free > ENOUGH_FREE), freest)
-        text_filter = TextFilter(reader, usual, behind[usual])
-        if _reads_back(reader):
-            return _from_left(text_filter, near, count)
-        return _by_exchange(text_filter, near, count, generator)
+        return TextFilter(reader, usual, behind[usual])
 
 
 LEAST_FREE, ENOUGH_FREE = 0.02, 0.3
 """Share of directions that a row space must leave free to tell anything, and to be used before layers behind it."""
-
-
-def spaces_of(groups: Sequence[Sequence[str]], observed: Params, noise: float) -> dict[int, RowSpace]:
-    """Return the row spaces of the first groups of layers, without those whose gradient is not seen or 0."""
-    spaces = dict[int, RowSpace]()
-    for group in (0, *TEXT_LAYERS):
-        gradients = [observed[f"{name}.weight"] for name in groups[group] if f"{name}.weight" in observed]
-        if gradients and any(bool((gradient != 0).any()) for gradient in gradients):
-            spaces[group] = row_space(gradients, noise)
-    return spaces
 
 
 def _reads_back(reader: TextReader) -> bool:
@@ -471,10 +423,10 @@ def _nearest(near: NearTokens, count: int) -> list[ReadText]:
     return texts
 
 
-def _solved(near: NearTokens, space: RowSpace, texts_read: Sequence[ReadText], count: int) -> SolvedLayer:
-    """Return how well the tokens were determined."""
-    places = sum(bool(some) for some in near.tokens)
-    sure = [one for one in texts_read[:count] if one.distance < FAR_BEHIND]
+def _solved(near: NearTokens, texts_read: Sequence[ReadText], count: int, limit: float) -> SolvedLayer:
+    """Return how well the tokens were determined; limit: the distance up to which a text counts as read."""
+    places, space = sum(bool(some) for some in near.tokens), near.space
+    sure = [one for one in texts_read[:count] if one.distance < limit]
     exact = len(sure) == count and space.free > LEAST_FREE
     worst = max([one.distance for one in texts_read[:count]], default=1.0)
     determined = sum(len(one.tokens) - one.tokens.count(PADDING) for one in sure)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from ppbench.base.errors import because
+from ppbench.base.vision import torchvision
 from ppbench.base.vocabulary import PADDING
 from ppbench.nets.models.checks import DEEPEST, checked_flag, checked_int
 from ppbench.nets.net import Classifier
@@ -41,6 +45,33 @@ class _Block(nn.Module):
         return out
 
 
+def _tokens(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Return tokens [B, L, D] of numbers [B, L], rounded, or of vectors, which they are; and which are real, [B, L]."""
+    if x.dim() > 2:
+        return x, torch.ones_like(x[..., 0])
+    numbers = x.round().long().clamp(0, len(table) - 1)
+    return table[numbers], (numbers != PADDING).to(table.dtype)
+
+
+def _scores(real: Tensor, causal: bool) -> Tensor:
+    """Return what is added to scores of attention [B, L, L]: `BLOCKED` at padding and, if causal, at later tokens."""
+    length = real.shape[1]
+    hidden = (1 - real)[:, None, :].expand(-1, length, -1)
+    if causal:
+        later = torch.ones(length, length, dtype=hidden.dtype, device=hidden.device).triu(1)
+        hidden = torch.maximum(hidden, later)
+    return BLOCKED * hidden
+
+
+def _shares(real: Tensor, causal: bool) -> Tensor:
+    """Return the share [B, L] of each token in a text's vector: the mean of an encoder, the last token of a decoder."""
+    count = real.sum(1, keepdim=True).clamp(min=1)
+    if not causal:
+        return real / count
+    places = torch.arange(real.shape[1], device=real.device, dtype=real.dtype)
+    return (places == count - 1).to(real.dtype)
+
+
 class TextFeatures(nn.Module):
     """Embeddings, positions and blocks, then one vector a text: the mean of an encoder, the last token of a decoder.
 
@@ -60,29 +91,28 @@ class TextFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features [B, D] of token numbers [B, L] or vectors [B, L, D]."""
-        if x.dim() == 2:
-            numbers = x.round().long().clamp(0, self.embedding.num_embeddings - 1)
-            tokens, real = self.embedding(numbers), (numbers != PADDING).to(self.positions.dtype)
-        else:
-            tokens, real = x, torch.ones_like(x[..., 0])
-        length = tokens.shape[1]
-        hidden = (1 - real)[:, None, :].expand(-1, length, -1)
-        if self.causal:
-            later = torch.ones(length, length, dtype=hidden.dtype, device=hidden.device).triu(1)
-            hidden = torch.maximum(hidden, later)
-        tokens = tokens + self.positions[:length]
+        tokens, real = _tokens(x, self.embedding.weight)
+        tokens, scores = tokens + self.positions[: tokens.shape[1]], _scores(real, self.causal)
         for block in self.blocks:
-            tokens = block(tokens, BLOCKED * hidden)
-        out: Tensor = (self.norm(tokens) * self._share(real)[..., None]).sum(1)
+            tokens = block(tokens, scores)
+        out: Tensor = (self.norm(tokens) * _shares(real, self.causal)[..., None]).sum(1)
         return out
 
-    def _share(self, real: Tensor) -> Tensor:
-        """Return the share [B, L] of each token in a text's vector."""
-        count = real.sum(1, keepdim=True).clamp(min=1)
-        if not self.causal:
-            return real / count
-        places = torch.arange(real.shape[1], device=real.device, dtype=real.dtype)
-        return (places == count - 1).to(real.dtype)
+
+class SavedFeatures(nn.Module):
+    """A stack that `transformers` saved, in eval mode, then one vector a text as `TextFeatures` gives it."""
+
+    def __init__(self, stack: nn.Module, embedding: nn.Embedding, causal: bool) -> None:
+        super().__init__()
+        self.stack, self.causal = stack.eval(), causal
+        self._table = [embedding]  # in a list: the stack has it already
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features [B, D] of token numbers [B, L] or vectors [B, L, D]."""
+        tokens, real = _tokens(x, self._table[0].weight)
+        state = self.stack(inputs_embeds=tokens, attention_mask=_scores(real, self.causal)[:, None])
+        out: Tensor = (state.last_hidden_state * _shares(real, self.causal)[..., None]).sum(1)
+        return out
 
 
 def transformer(
@@ -127,6 +157,73 @@ def gpt(
         frozen_embedding: whether embeddings of tokens and places are constants, as in much fine-tuning.
     """
     return _classifier(shape, classes, (vocabulary, width, heads, depth), frozen_embedding, causal=True)
+
+
+def hf(
+    shape: tuple[int, ...], classes: int, *, weights: str = "", vocabulary: int = 0, frozen_embedding: bool = False
+) -> Classifier:
+    """A network of texts that the library `transformers` saved, under a new head; BERT, GPT-2 and their like.
+
+    Args:
+        shape: (length,) in tokens; a text may be shorter.
+        classes: of texts.
+        weights: its folder (config.json and model.safetensors), read without code of its own and without a network.
+        vocabulary: of the data set, which must be its tokenizer's: texts must not have more tokens than it knows.
+        frozen_embedding: whether embeddings, of tokens and places, are constants, as in much fine-tuning.
+    """
+    if len(shape) != 1:
+        raise ValueError(f"it takes texts (length,), not {tuple(shape)}")
+    if not weights:
+        raise ValueError("it needs the folder of a saved network, weights=FOLDER")
+    stack = _saved(Path(weights).expanduser())
+    table = stack.get_input_embeddings()
+    if vocabulary > table.num_embeddings:
+        words = "take its tokenizer, text:FILE?tokenizer=FOLDER"
+        raise ValueError(f"the data have {vocabulary} tokens and the network {table.num_embeddings}; {words}")
+    if checked_flag("frozen_embedding", frozen_embedding):
+        for part in stack.modules():
+            if isinstance(part, nn.Embedding):
+                part.requires_grad_(False)
+    causal = not _looks_ahead(stack, table.embedding_dim)
+    model = Classifier(SavedFeatures(stack, table, causal), nn.Linear(table.embedding_dim, classes))
+    model.embedding = next(name for name, value in model.named_parameters() if value is table.weight)
+    _freeze_unread(model, shape)
+    return model
+
+
+def _freeze_unread(model: Classifier, shape: tuple[int, ...]) -> None:
+    """Make constants of the parameters that no logit depends on, such as those of a pooler."""
+    trained = [value for value in model.parameters() if value.requires_grad]
+    slopes = torch.autograd.grad(model(torch.ones(1, *shape)).sum(), trained, allow_unused=True)
+    for value, slope in zip(trained, slopes, strict=True):
+        value.requires_grad_(slope is not None)
+
+
+def _saved(folder: Path) -> Any:
+    """Return the stack without a head that lies in a folder (ValueError: none does)."""
+    torchvision()  # first: `transformers` cannot import what is built for CUDA alone
+    try:
+        from transformers import AutoModel, logging  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as cause:
+        raise ValueError("it needs the package `transformers`; pip install transformers") from cause
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        return AutoModel.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, attn_implementation="eager", dtype=torch.float32
+        )
+    except (OSError, ValueError, KeyError) as cause:
+        raise ValueError(f"{folder} holds no network that `transformers` saved ({because(cause, 300)})") from cause
+
+
+def _looks_ahead(stack: nn.Module, width: int) -> bool:
+    """Return whether a token's state depends on a later one where no mask hides it: an encoder's."""
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, width, generator=draws).expand(2, -1, -1).clone()
+    x[1, 1] += 1
+    with torch.no_grad():
+        state = stack(inputs_embeds=x, attention_mask=torch.zeros(2, 1, 2, 2)).last_hidden_state
+    return not torch.equal(state[0, 0], state[1, 0])
 
 
 def _classifier(

