@@ -12,7 +12,6 @@ from ppbench.adversary.token_vectors import nearest_tokens
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.row_spaces import row_space
 from ppbench.attacks.reconstruction.token_rows import TokenRows
-from ppbench.attacks.reconstruction.row_spaces import row_space
 from ppbench.base.errors import UsageError
 from ppbench.base.vocabulary import PADDING, UNKNOWN, Vocabulary
 from ppbench.federation.evidence import Evidence
