@@ -56,6 +56,7 @@ LONG = {
 ELSEWHERE = {
     ("ggl", "finds_the_planted_leak"),  # of what its generator makes, below
     ("token_rows", "finds_the_planted_leak"),  # of texts: test_texts.py
+    ("lamp", "finds_the_planted_leak"),
     ("noise_replay", "finds_the_planted_leak"),  # of noise, which undefended gradients lack: test_noise_replay.py
 }
 

@@ -242,7 +242,7 @@ ALLOWED = {
     "task/imagefolder.py": "channels of a file's pixels",
     "attacks/reconstruction/fastpath/": "what a traced layer takes",
     "attacks/reconstruction/patch_tokens.py": "what a traced layer takes",
-    "attacks/reconstruction/token_rows.py": "what a traced layer takes",
+    "attacks/reconstruction/row_spaces.py": "what a traced layer takes",
     "attacks/reconstruction/peel.py": "what a traced layer takes",
     "report/page/profiles.py": "a file of pictures may come from anyone",
 }

@@ -92,9 +92,9 @@ def test_sums_of_tokens_and_places_give_the_distances_that_the_network_gives(fol
     reader = TextReader(plan, initial(plan.spec, 0), linear_groups(plan))
     words, sketch = torch.arange(1, WORDS), torch.randn(48, 5, generator=torch.Generator().manual_seed(1))
     x = reader.inputs(words.float()[:, None].expand(-1, LENGTH), 0)[0]
-    assert reader._summed(words) is not None
+    assert reader._summed(words, 0) is not None
     direct = ((x @ sketch).norm(dim=-1) / x.norm(dim=-1)).T
-    torch.testing.assert_close(reader.rough_distances(words, sketch), direct, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(reader.rough_distances(words, sketch, 0), direct, rtol=1e-3, atol=1e-5)
 
 
 def test_a_folder_without_a_network_is_refused_in_one_sentence(tmp_path, folder):

@@ -10,6 +10,7 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.token_vectors import nearest_tokens
 from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.attacks.reconstruction.lamp import Lamp, WordPairs, moved_order
 from ppbench.attacks.reconstruction.row_spaces import row_space
 from ppbench.attacks.reconstruction.token_rows import TokenRows
 from ppbench.base.errors import UsageError
@@ -229,6 +230,14 @@ def test_a_batch_of_four_is_sorted_into_its_letters(data):
     assert shares == [1.0] * 4 and guess.is_exact
 
 
+@pytest.mark.parametrize("model", ["transformer", "gpt"])
+def test_adapters_give_a_text_away_whose_length_is_below_their_rank(data, model):
+    guess, shares = read(data, model, 1, 10, lora=32)
+    assert shares == [1.0] and guess.is_exact
+    guess, shares = read(data, model, 1, 10, lora=4)
+    assert shares[0] < 0.35 and not guess.is_exact
+
+
 def test_a_factor_and_a_sum_change_nothing(data):
     guess, shares = read(data, change=lambda g: {name: -1e-3 * value for name, value in g.items()})
     assert shares == [1.0] and guess.is_exact
@@ -287,11 +296,10 @@ def test_vectors_become_the_tokens_of_the_nearest_embeddings():
     assert nearest_tokens(torch.full((2, 5), torch.nan), table).isnan().all()
 
 
-def test_a_search_follows_vectors_and_answers_by_tokens(data):
+def small_text():
+    """Return the plan of a small network, evidence about one text of it, and the text."""
     plan = Plan(net_spec("transformer", (4,), 4, {"vocabulary": 12, "width": 16, "heads": 2, "depth": 1}), 1)
     plan = Plan(plan.spec, 1, data_range=(0.0, 11.0), kind="text", vocabulary=Vocabulary(tuple("pabcdefghijk")))
-    searched = plan.of_vectors()
-    assert searched.spec.shape == (4, 16) and searched.net is plan.net and searched.of_vectors() is searched
     params, x, y = initial(plan.spec, 0), torch.tensor([[3.0, 7, 2, 9]]), one_hot(torch.tensor([1]), 4).float()
     observed = gradient_of(plan, params, x, y)
 
@@ -301,14 +309,36 @@ def test_a_search_follows_vectors_and_answers_by_tokens(data):
         slopes = torch.autograd.grad(loss, list(own.values()), create_graph=True, materialize_grads=True)
         return dict(zip(own, slopes, strict=True))
 
-    attack, slot = DLG(budget=300, restarts=0), Slot(0, 0)
-    (guess,) = attack.answer(
-        [Evidence((slot,), observed, simulate, params)],
-        searched,
-        [Challenge((slot,), 1)],
-        torch.Generator().manual_seed(0),
-    )
-    assert nearest_tokens(guess.x, plan.token_table(params)).tolist() == x.tolist()
+    return plan, Evidence((Slot(0, 0),), observed, simulate, params), x
+
+
+def test_a_search_follows_vectors_and_answers_by_tokens():
+    plan, evidence, x = small_text()
+    searched = plan.of_vectors()
+    assert searched.spec.shape == (4, 16) and searched.net is plan.net and searched.of_vectors() is searched
+    attack, challenge = DLG(budget=300, restarts=0), Challenge(evidence.unit, 1)
+    (guess,) = attack.answer([evidence], searched, [challenge], torch.Generator().manual_seed(0))
+    assert nearest_tokens(guess.x, plan.token_table(evidence.params)).tolist() == x.tolist()
+
+
+def test_lamp_finds_a_text_within_its_budget_and_says_the_same_again():
+    plan, evidence, x = small_text()
+    attack, challenge = Lamp(budget=600), Challenge(evidence.unit, 1)
+    first, again = (attack.answer([evidence], plan, [challenge], torch.Generator().manual_seed(0))[0] for _ in range(2))
+    assert first.x.tolist() == x.tolist() and torch.equal(first.x, again.x)
+    assert 600 <= first.evaluations <= 605 and not first.is_exact
+    assert attack.suits(plan) and not attack.suits(plan.of_vectors())
+
+
+@given(st.integers(1, 12), st.integers(0, 999))
+def test_a_move_keeps_every_token(length, seed):
+    assert sorted(moved_order(length, torch.Generator().manual_seed(seed))) == list(range(length))
+
+
+def test_public_texts_say_which_word_follows_another():
+    prior = WordPairs.of(torch.tensor([[2.0, 3, 4, 0], [2, 3, 5, 0], [6, 2, 3, 0]]))
+    usual, mixed = (prior.surprise(torch.tensor([row])) for row in ([2, 3, 4, 0], [3, 2, 0, 4]))
+    assert 0 < usual < mixed and WordPairs().surprise(torch.ones(1, 4)) == 0.0
 
 
 # -- from the command line to the page --------------------------------------------------------------------------------

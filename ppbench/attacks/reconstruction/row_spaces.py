@@ -61,19 +61,29 @@ def _is_linear(part: nn.Module) -> bool:
     return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
 
 
-@lru_cache(maxsize=32)
-def linear_groups(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """Return the linear layers that read every token, by what they read, in the order of the pass; () for none.
+@dataclass(frozen=True)
+class LinearGroups:
+    """The trained linear layers that read every token, in the order of the pass; those that share an input are a group.
 
-    Layers that share an input are one group. The first group must depend on nothing but a token and its place.
+    names: by group. alone: the number of groups at the beginning whose inputs depend on nothing but a token and its
+    place; those behind depend on the text.
     """
+
+    names: tuple[tuple[str, ...], ...] = ()
+    alone: int = 0
+
+
+@lru_cache(maxsize=32)
+def linear_groups(plan: Plan) -> LinearGroups:
+    """Return the linear layers of a network of texts that read every token; none of other networks."""
     if not plan.net.embedding:
-        return ()
+        return LinearGroups()
     net, params = plan.net, initial(plan.spec, 0)
     linear = [name for name, part in net.module.named_modules() if _is_linear(part) and name != "head"]
     length = plan.spec.shape[0]
-    texts = torch.full((2, length), 1.0)
-    texts[1, length // 2 :] = 2.0 if plan.vocabulary is None else float(len(plan.vocabulary) - 1)
+    texts = torch.full((3, length), 1.0)
+    other = 2.0 if plan.vocabulary is None else float(len(plan.vocabulary) - 1)
+    texts[1, length // 2 :] = texts[2, : length // 2] = other
     with torch.no_grad(), _watched(net.module, linear) as order:
         net.features(params, texts)
     groups: list[list[str]] = []
@@ -84,8 +94,13 @@ def linear_groups(plan: Plan) -> tuple[tuple[str, ...], ...]:
             groups[-1].append(name)
         else:
             groups.append([name])
-    alone = bool(groups) and length > 1 and torch.equal(*order[groups[0][0]][:, 0])
-    return tuple(map(tuple, groups)) if alone else ()
+    behind = [length == 1 or _depends_on_others(order[group[0]]) for group in groups]
+    return LinearGroups(tuple(map(tuple, groups)), behind.index(True) if True in behind else len(groups))
+
+
+def _depends_on_others(x: Tensor) -> bool:
+    """Return whether inputs [3, L, D] of a text, and of two with another end and another beginning, tell the others."""
+    return not (torch.equal(x[0, 0], x[1, 0]) and torch.equal(x[0, -1], x[2, -1]))
 
 
 WORDS_TRIED = 16
@@ -125,11 +140,11 @@ class TextReader:
 
     plan: Plan
     params: Params
-    groups: tuple[tuple[str, ...], ...]
+    groups: LinearGroups
 
     def inputs(self, texts: Tensor, group: int) -> list[Tensor]:
         """Return what the groups of layers up to `group` read, each [B, L, D] float32."""
-        names = [some[0] for some in self.groups]
+        names = [some[0] for some in self.groups.names]
         parts: list[list[Tensor]] = []
         for block in texts.split(BLOCK):
             with torch.no_grad(), _watched(self.plan.net.module, names, names[group]) as read, suppress(_Read):
@@ -137,20 +152,20 @@ class TextReader:
             parts.append([read[name] for name in names[: group + 1]])
         return [torch.cat(some) for some in zip(*parts, strict=True)]
 
-    def rough_distances(self, words: Tensor, sketch: Tensor) -> Tensor:
-        """Return how far from 0 some directions [D, S] are on what is first read of words [N] at each place, [L, N]."""
-        if (summed := self._summed(words)) is not None:
+    def rough_distances(self, words: Tensor, sketch: Tensor, group: int) -> Tensor:
+        """Return how far from 0 directions [D, S] are on what a group reads of words [N] at each place, [L, N]."""
+        if (summed := self._summed(words, group)) is not None:
             return summed.along(sketch)
         rough = torch.empty(self.plan.spec.shape[0], len(words))
         for first in range(0, len(words), BLOCK):
             tokens = words[first : first + BLOCK].float()
-            x = self.inputs(tokens[:, None].expand(-1, len(rough)), 0)[0]
+            x = self.inputs(tokens[:, None].expand(-1, len(rough)), group)[group]
             rough[:, first : first + len(tokens)] = ((x @ sketch).norm(dim=-1) / x.norm(dim=-1)).T.cpu()
         return rough
 
-    def _summed(self, words: Tensor) -> SummedInputs | None:
-        """Return the sums that the first layers read behind a norm, None where they read another thing."""
-        module, first = self.plan.net.module, self.groups[0][0]
+    def _summed(self, words: Tensor, group: int) -> SummedInputs | None:
+        """Return the sums that a group of layers reads behind a norm, None where it reads another thing."""
+        module, first = self.plan.net.module, self.groups.names[group][0]
         norms = {name: part for name, part in module.named_modules() if isinstance(part, nn.LayerNorm)}
         length, some = self.plan.spec.shape[0], words[:: max(1, len(words) // WORDS_TRIED)][:WORDS_TRIED].float()
         tried = some[:, None].expand(-1, length)
@@ -184,7 +199,7 @@ class TextReader:
     def gradients(self, observed: Params, group: int) -> list[Tensor]:
         """Return the observed gradients [m, D] of a group's layers, without those that are not seen or 0."""
         slopes = []
-        for name in self.groups[group]:
+        for name in self.groups.names[group]:
             slope = observed.get(f"{name}.weight")
             if slope is not None and bool((slope != 0).any()):
                 turned = not isinstance(self.plan.net.module.get_submodule(name), nn.Linear)

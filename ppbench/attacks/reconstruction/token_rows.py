@@ -53,11 +53,12 @@ SHORTLISTS = (64, 512)
 class NearTokens:
     """The tokens that may stand at each place, nearest first: numbers and distances, ragged, by place.
 
-    space: the row space that they are near.
+    group: the layers that read them. space: the row space of their gradient, which the tokens are near.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     distances: tuple[tuple[float, ...], ...]
+    group: int
     space: RowSpace
 
 
@@ -74,18 +75,18 @@ def tokens_present(reader: TextReader, observed: Params, noise: float) -> Tensor
 
 
 def near_tokens(
-    reader: TextReader, space: RowSpace, words: Tensor, count: int, generator: torch.Generator
+    reader: TextReader, group: int, space: RowSpace, words: Tensor, count: int, generator: torch.Generator
 ) -> NearTokens:
-    """Return the tokens of `words` near the row space at each place.
+    """Return the tokens of `words` near the row space of a group's gradient at each place.
 
     count: texts of the batch, at most so many or near ones.
     """
     length = reader.plan.spec.shape[0]
     if not len(words):
-        return NearTokens(((),) * length, ((),) * length, space)
-    rough = reader.rough_distances(words, space.sketch(generator))
+        return NearTokens(((),) * length, ((),) * length, group, space)
+    rough = reader.rough_distances(words, space.sketch(generator), group)
     near = words[rough.topk(min(SHORTLISTS[count > 1], len(words)), dim=1, largest=False).indices]
-    x = reader.inputs(near.T.float(), 0)[0]  # row r holds the r-th nearest token of each place
+    x = reader.inputs(near.T.float(), group)[group]  # row r holds the r-th nearest token of each place
     distances, order = space.distance(x).T.cpu().sort(dim=1)
     tokens_near = near.gather(1, order)
     usual = float(distances[:, 0].median())
@@ -98,14 +99,15 @@ def near_tokens(
     return NearTokens(
         tuple(tuple(row[:n].tolist()) for row, n in zip(tokens_near, most, strict=True)),
         tuple(tuple(row[:n].tolist()) for row, n in zip(distances, most, strict=True)),
+        group,
         space,
     )
 
 
 # -- Which tokens stand in one text --
 
-TEXT_LAYERS = (1, 2, 3)
-"""Groups of layers behind the first attention whose inputs depend on the text: those of the first block."""
+BEHIND = 3
+"""Groups of layers whose inputs depend on the text that are looked at: those behind the first attention."""
 BEGINNINGS = 4
 """Beginnings that are followed of each text of a decoder."""
 EXCHANGE_ROUNDS = 60
@@ -185,7 +187,7 @@ def _by_exchange(
     candidates = [(token, place) for place, tokens in enumerate(near.tokens) for token in tokens]
     if not candidates:
         return []
-    inputs, best, before = _inputs_of(text_filter.reader, candidates), list[ReadText](), -1
+    inputs, best, before = _inputs_of(text_filter.reader, near.group, candidates), list[ReadText](), -1
     for _ in range(PASSES * count):
         exact = [one.tokens for one in best if one.distance < text_filter.space.limit]
         if len(exact) == count:
@@ -235,12 +237,12 @@ def _drawn(likely: NearTokens, exact: Sequence[Sequence[int]], generator: torch.
     return (*text, *[PADDING] * (len(likely.tokens) - len(text)))
 
 
-def _inputs_of(reader: TextReader, candidates: Sequence[tuple[int, int]]) -> Tensor:
-    """Return what the first layers read of each token at its place, [P, D]."""
+def _inputs_of(reader: TextReader, group: int, candidates: Sequence[tuple[int, int]]) -> Tensor:
+    """Return what a group of layers reads of each token at its place, [P, D]."""
     length = reader.plan.spec.shape[0]
     numbers = {token: i for i, token in enumerate(sorted({token for token, _ in candidates}))}
     rows = torch.tensor([*numbers], dtype=torch.float32)[:, None].expand(-1, length)
-    x = reader.inputs(rows, 0)[0]
+    x = reader.inputs(rows, group)[group]
     return x[[numbers[token] for token, _ in candidates], [place for _, place in candidates]]
 
 
@@ -350,7 +352,7 @@ class TokenRows(Attack):
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the network takes token numbers, and its first linear layers read them one by one."""
-        return super().suits(plan) and plan.vocabulary is not None and len(linear_groups(plan)) > max(TEXT_LAYERS)
+        return super().suits(plan) and plan.vocabulary is not None and linear_groups(plan).alone > 0
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge; empty texts where no gradient was seen."""
@@ -366,24 +368,26 @@ class TokenRows(Attack):
         count = victim.size[0]
         labels, evidence, plan = guessed_labels(victim), victim.evidence, victim.plan
         texts = torch.full(victim.size, float(PADDING))
-        groups = linear_groups(plan)
-        if evidence is None or evidence.params is None or not groups:
+        if evidence is None or evidence.params is None:
             return Guess(x=texts, y=labels, evaluations=1)
+        groups = linear_groups(plan)
         reader = TextReader(plan, {name: value.detach() for name, value in evidence.params.items()}, groups)
         std = 0.0 if evidence.noise is None else evidence.noise.std
         observed = {name: value for name, value in evidence.observed.items() if bool(value.isfinite().all())}
-        spaces = spaces_of(reader, observed, (0, *TEXT_LAYERS), std)
-        if 0 not in spaces:
+        spaces = spaces_of(reader, observed, range(min(len(groups.names), groups.alone + BEHIND)), std)
+        alone = [group for group in spaces if group < groups.alone]
+        if not alone:
             return Guess(x=texts, y=labels, evaluations=1)
+        group = max(alone, key=lambda one: spaces[one].free)
         words = tokens_present(reader, observed, std)
-        near = near_tokens(reader, spaces[0], words, count, victim.generator)
+        near = near_tokens(reader, group, spaces[group], words, count, victim.generator)
         text_filter = self._filter(reader, spaces, count)
         if text_filter is None:
             texts_read = _nearest(near, count)
         elif _reads_back(reader):
             texts_read = _from_left(text_filter, near, count)
         else:
-            texts_read = _by_exchange(text_filter, near, reader.gradients(observed, 0), count, victim.generator)
+            texts_read = _by_exchange(text_filter, near, reader.gradients(observed, group), count, victim.generator)
         for row, one in zip(texts, texts_read, strict=False):
             row[:] = torch.tensor(one.tokens, dtype=torch.float32)
         limit = READ_DISTANCE if text_filter is None else text_filter.space.limit
@@ -393,7 +397,9 @@ class TokenRows(Attack):
 
     def _filter(self, reader: TextReader, spaces: Mapping[int, RowSpace], count: int) -> TextFilter | None:
         """Return the filter that puts texts together; None of one text, of too many, and where rows tell nothing."""
-        behind = {group: space for group, space in spaces.items() if group in TEXT_LAYERS and space.free > LEAST_FREE}
+        behind = {
+            group: space for group, space in spaces.items() if group >= reader.groups.alone and space.free > LEAST_FREE
+        }
         if count == 1 or count > self.largest_batch or not behind:
             return None
         freest = max(behind, key=lambda group: behind[group].free)
@@ -409,7 +415,7 @@ def _reads_back(reader: TextReader) -> bool:
     """Return whether a token's input behind the first attention depends on those before it alone: a decoder's."""
     texts = torch.ones(2, reader.plan.spec.shape[0])
     texts[1, -1] = 2.0
-    x = reader.inputs(texts, 1)[1]
+    x = reader.inputs(texts, reader.groups.alone)[reader.groups.alone]
     return torch.equal(*x[:, 0])
 
 

@@ -115,6 +115,37 @@ class SavedFeatures(nn.Module):
         return out
 
 
+ADAPTED = ("query_key_value", "query", "value", "c_attn", "q_proj", "v_proj")
+"""Names of the linear layers that get adapters: those of attention's queries and values, alone or with its keys."""
+
+
+class Adapted(nn.Module):
+    """A constant linear layer plus a trained one of low rank, up(down(x)), 0 at first (LoRA: Hu et al., ICLR 2022)."""
+
+    def __init__(self, base: nn.Module, width: int, out: int, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, out, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's answer [..., out] to x [..., width]."""
+        out: Tensor = self.base(x) + self.up(self.down(x))
+        return out
+
+
+def _adapt(features: nn.Module, rank: int) -> None:
+    """Make constants of all weights, and put adapters of a rank beside the layers `ADAPTED`, in place."""
+    features.requires_grad_(False)
+    for name, layer in [*features.named_modules()]:
+        weight = getattr(layer, "weight", None)
+        if name.rpartition(".")[2] in ADAPTED and isinstance(weight, Tensor) and weight.dim() == 2:
+            out, width = weight.shape if isinstance(layer, nn.Linear) else weight.shape[::-1]
+            features.set_submodule(name, Adapted(layer, width, out, rank))
+    if not any(isinstance(layer, Adapted) for layer in features.modules()):
+        raise ValueError(f"it has none of the layers that get adapters: {', '.join(ADAPTED)}")
+
+
 def transformer(
     shape: tuple[int, ...],
     classes: int,
@@ -124,6 +155,7 @@ def transformer(
     heads: int = 4,
     depth: int = 1,
     frozen_embedding: bool = False,
+    lora: int = 0,
 ) -> Classifier:
     """An encoder of texts: blocks that normalize first, every token sees every other, then the mean and the head.
 
@@ -133,8 +165,9 @@ def transformer(
         vocabulary: number of tokens; that of the data set where it is left out.
         width, heads, depth: of a token's vector, a multiple of heads; of blocks. The MLP is four times as wide.
         frozen_embedding: whether embeddings of tokens and places are constants, as in much fine-tuning.
+        lora: rank of the attention's adapters, which are trained in place of all weights but the head's; 0: none.
     """
-    return _classifier(shape, classes, (vocabulary, width, heads, depth), frozen_embedding, causal=False)
+    return _classifier(shape, classes, (vocabulary, width, heads, depth), frozen_embedding, lora, causal=False)
 
 
 def gpt(
@@ -146,6 +179,7 @@ def gpt(
     heads: int = 4,
     depth: int = 2,
     frozen_embedding: bool = False,
+    lora: int = 0,
 ) -> Classifier:
     """A decoder of texts as GPT-2 has it: a token sees those before it, and the last one is classified.
 
@@ -155,12 +189,19 @@ def gpt(
         vocabulary: number of tokens; that of the data set where it is left out.
         width, heads, depth: of a token's vector, a multiple of heads; of blocks. The MLP is four times as wide.
         frozen_embedding: whether embeddings of tokens and places are constants, as in much fine-tuning.
+        lora: rank of the attention's adapters, which are trained in place of all weights but the head's; 0: none.
     """
-    return _classifier(shape, classes, (vocabulary, width, heads, depth), frozen_embedding, causal=True)
+    return _classifier(shape, classes, (vocabulary, width, heads, depth), frozen_embedding, lora, causal=True)
 
 
 def hf(
-    shape: tuple[int, ...], classes: int, *, weights: str = "", vocabulary: int = 0, frozen_embedding: bool = False
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    weights: str = "",
+    vocabulary: int = 0,
+    frozen_embedding: bool = False,
+    lora: int = 0,
 ) -> Classifier:
     """A network of texts that the library `transformers` saved, under a new head; BERT, GPT-2 and their like.
 
@@ -170,6 +211,7 @@ def hf(
         weights: its folder (config.json and model.safetensors), read without code of its own and without a network.
         vocabulary: of the data set, which must be its tokenizer's: texts must not have more tokens than it knows.
         frozen_embedding: whether embeddings, of tokens and places, are constants, as in much fine-tuning.
+        lora: rank of the attention's adapters, which are trained in place of all weights but the head's; 0: none.
     """
     if len(shape) != 1:
         raise ValueError(f"it takes texts (length,), not {tuple(shape)}")
@@ -185,6 +227,8 @@ def hf(
             if isinstance(part, nn.Embedding):
                 part.requires_grad_(False)
     causal = not _looks_ahead(stack, table.embedding_dim)
+    if checked_int("lora", lora, 0):
+        _adapt(stack, lora)
     model = Classifier(SavedFeatures(stack, table, causal), nn.Linear(table.embedding_dim, classes))
     model.embedding = next(name for name, value in model.named_parameters() if value is table.weight)
     _freeze_unread(model, shape)
@@ -227,7 +271,7 @@ def _looks_ahead(stack: nn.Module, width: int) -> bool:
 
 
 def _classifier(
-    shape: tuple[int, ...], classes: int, sizes: tuple[int, int, int, int], frozen: bool, *, causal: bool
+    shape: tuple[int, ...], classes: int, sizes: tuple[int, int, int, int], frozen: bool, lora: int, *, causal: bool
 ) -> Classifier:
     vocabulary, width, heads, depth = sizes
     if len(shape) != 1:
@@ -240,6 +284,8 @@ def _classifier(
     if checked_flag("frozen_embedding", frozen):
         features.embedding.weight.requires_grad_(False)
         features.positions.requires_grad_(False)
+    if checked_int("lora", lora, 0):
+        _adapt(features, lora)
     model = Classifier(features, nn.Linear(width, classes))
     model.embedding = "features.embedding.weight"
     return model
