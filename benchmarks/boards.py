@@ -96,6 +96,7 @@ BOARDS = {
         Board("digits-quick", preset="three-seeds"),
         Board("compression", preset=""),
         Board("classic", preset=""),
+        Board("text", preset=""),
         Board("deployed", "cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
     )
 }

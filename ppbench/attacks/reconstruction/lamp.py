@@ -128,7 +128,7 @@ class _Search:
         while self.spent < self.attack.budget:
             optimizer.zero_grad()
             loss = self._loss(z)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             if float(loss.detach()) < least:
                 best, least = z.detach().clone(), float(loss.detach())
             optimizer.step()
@@ -149,7 +149,8 @@ class _Search:
     def _loss(self, z: Tensor) -> Tensor:
         self.spent += 1
         distance = self.evidence.discrepancy(self.evidence.simulate(z, self.y))
-        return distance + self.attack.size_weight * (z.norm(dim=-1).mean() - self.usual_norm) ** 2
+        size: Tensor = z.norm(dim=-1).mean() - self.usual_norm
+        return distance + self.attack.size_weight * size.square()
 
     def _distance(self, z: Tensor) -> float:
         with torch.enable_grad():  # a simulation takes gradients
