@@ -3,8 +3,8 @@
 The gradient of a linear layer W is (d loss / d output)^T X: its row space is spanned by the layer's inputs X. In front
 of the first attention the input of a token is a known function of the token and its place, so every pair is tried
 (Petrov et al., DAGER, NeurIPS 2024). Behind it the input depends on the text: the rows of the next layers tell which
-tokens stand in one text, of a decoder from left to right, of an encoder by exchanging tokens until all inputs lie in
-the row space. No label, no loss and no factor of the gradient enters.
+tokens stand in one text, of a decoder from left to right, of an encoder by sorting them (`token_pairs`) and exchanging
+those that are wrong until all inputs lie in the row space. No label, no loss and no factor of the gradient enters.
 
 Noise of standard deviation s on a gradient [m, n] drowns singular values below s (sqrt m + sqrt n); directions count by
 how far they stand out of it (`RowSpace.weights`). For eight single letters (`letters`, untrained encoder, width 96) the
@@ -114,8 +114,8 @@ EXCHANGE_ROUNDS = 60
 """Rounds in which a text exchanges tokens, at most."""
 WORST, WORST_OF_ALL = 12, 4
 """Places, those of the farthest inputs, that exchange likely tokens first, and those that exchange all near ones."""
-PASSES = 2
-"""Times per text that the pairs of an encoder's batch are sorted, each with the texts that were read before."""
+FRUITLESS_PASSES = 3
+"""Times in a row that the pairs of an encoder's batch are sorted, or starts drawn, without reading another text."""
 ALSO_LIKELY = 2
 """Likely tokens of a place beyond the number of texts."""
 SLOWEST = 0.995
@@ -187,8 +187,9 @@ def _by_exchange(
     candidates = [(token, place) for place, tokens in enumerate(near.tokens) for token in tokens]
     if not candidates:
         return []
-    inputs, best, before = _inputs_of(text_filter.reader, near.group, candidates), list[ReadText](), -1
-    for _ in range(PASSES * count):
+    inputs, best = _inputs_of(text_filter.reader, near.group, candidates), list[ReadText]()
+    before, fruitless = -1, 0
+    while fruitless < FRUITLESS_PASSES:
         exact = [one.tokens for one in best if one.distance < text_filter.space.limit]
         if len(exact) == count:
             break
@@ -199,7 +200,7 @@ def _by_exchange(
             starts = texts_by_cotangents(pairs, count, length, exact)[len(exact) :]
         else:
             starts = [_drawn(likely, exact, generator) for _ in range(count - len(exact))]
-        before = len(exact)
+        before, fruitless = len(exact), fruitless + 1 if len(exact) <= before else 0
         best = _best_texts([*best, *_ended(text_filter, likely, near, starts)], count)
     return best
 
