@@ -190,21 +190,29 @@ def secrets_in(letters: Sequence[Mapping[MessagePart, Tensor]], states: Sequence
 
 @dataclass(frozen=True)
 class _KnownMoves:
-    """Hashes by `_moves` of a client's secrets, ascending. possible: whether a hash with these bits (`_bits`) is known.
+    """Hashes by `_moves` of a client's secrets, ascending. begun, possible: whether a hash with these bits is known.
 
-    Nearly all numbers of a message are no secrets: the table says so sooner than a search.
+    Nearly all numbers of a message are no secrets: the tables say so sooner than a search, the small one soonest.
     """
 
     hashes: NDArray[np.int64]
+    begun: NDArray[np.bool_]
     possible: NDArray[np.bool_]
 
     @staticmethod
     def of(parts: Sequence[NDArray[np.int64]]) -> _KnownMoves:
         """Return the hashes of some tensors."""
         hashes = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
-        possible = np.zeros(HASH_TABLE, dtype=bool)
-        possible[_bits(hashes)] = True
-        return _KnownMoves(hashes, possible)
+        tables = [np.zeros(size, dtype=bool) for size in (SMALL_TABLE, HASH_TABLE)]
+        for table in tables:
+            table[_bits(hashes, len(table))] = True
+        return _KnownMoves(hashes, *tables)
+
+    def near(self, move: np.ufunc, octets: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the columns of bytes [runs, n] whose first three moves are a secret's, and few others."""
+        for table, runs, dtype in ((self.begun, 3, np.uint32), (self.possible, 4, np.int64)):
+            octets = octets[:, table[_bits(_words_of(move, octets[:runs], dtype), len(table))]]
+        return octets
 
     def shared(self, values: Sequence[Tensor]) -> int:
         """Return how many of the hashes are among those of `values`, a part of a message in each run."""
@@ -213,13 +221,13 @@ class _KnownMoves:
         return len({*sent[near == sent].tolist()})
 
 
-def _bits(hashes: NDArray[Any]) -> NDArray[Any]:
-    """Return the bits of hashes by which `_KnownMoves` looks them up: of a byte's, its moves in the next three runs."""
-    return np.asarray(hashes >> 8 & (HASH_TABLE - 1))
+def _bits(hashes: NDArray[Any], size: int) -> NDArray[Any]:
+    """Return the bits of hashes by which a table of `size` entries knows them: of a byte's, its first moves."""
+    return np.asarray(hashes >> 8 & (size - 1))
 
 
-HASH_TABLE = 2**22
-"""Entries of a table by some bits of hashes: 4 MB, in which few of a client's secrets meet."""
+SMALL_TABLE, HASH_TABLE = 2**16, 2**22
+"""Entries of tables by some bits of hashes: 64 kB, which a processor keeps near; 4 MB, in which few secrets meet."""
 
 
 def _halves(values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -250,33 +258,35 @@ def _moves(values: Sequence[Tensor], known: _KnownMoves | None = None) -> NDArra
     numbers = np.nan_to_num(some.double().numpy()) if some.is_floating_point() else some.double().numpy()
     hashes = [_kept(_number_hashes(numbers), numbers, known)]
     for move in (np.bitwise_xor, np.subtract):
-        near = octets if known is None else octets[:, known.possible[_bits(_words_of(move, octets[:4]))]]
+        near = octets if known is None else known.near(move, octets)
         hashes.append(_kept(_words_of(move, near[:8]), near, known))  # seven moves of a byte are their own hash
     return np.concatenate(hashes)
 
 
 def _kept(hashes: NDArray[np.int64], values: NDArray[Any], known: _KnownMoves | None) -> NDArray[np.int64]:
     """Return the hashes of columns of values [runs, n] that may be known, if `known` says, and take many values."""
-    near: Any = slice(None) if known is None else np.flatnonzero(known.possible[_bits(hashes)])
+    near: Any = slice(None) if known is None else np.flatnonzero(known.possible[_bits(hashes, HASH_TABLE)])
     kept: NDArray[np.int64] = hashes[near][_varied(values[:, near])]
     return kept
 
 
 def _number_hashes(numbers: _Numbers) -> NDArray[np.int64]:
     """Return a hash of how each column of numbers [runs, n] moves, as shares of its largest move, up to their sign."""
-    steps = numbers - numbers[0]
-    most = np.maximum(steps.max(0), -steps.min(0))
+    steps = numbers[1:] - numbers[0]
+    most = np.abs(steps).max(0)
     scales = np.copysign(1e4, steps[-1]) / np.where(most > 0, most, np.inf)
-    factors = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(numbers))
-    hashes: NDArray[np.int64] = factors @ np.rint(steps * scales).astype(np.int64)
+    factors = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(numbers))[1:]
+    hashes = np.zeros(numbers.shape[1], dtype=np.int64)
+    for factor, row in zip(factors, steps, strict=True):  # a product of whole numbers would read column by column
+        hashes += factor * np.rint(row * scales).astype(np.int64)
     return hashes
 
 
-def _words_of(move: np.ufunc, octets: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _words_of(move: np.ufunc, octets: NDArray[np.uint8], dtype: type[np.integer[Any]] = np.int64) -> NDArray[Any]:
     """Return the moves of bytes [runs, n] from the first run, one after another, as words [n]."""
-    words = np.zeros(octets.shape[1], dtype=np.int64)
+    words: NDArray[Any] = np.zeros(octets.shape[1], dtype=dtype)
     for run, row in enumerate(octets[1:], 1):
-        words |= move(row, octets[0]).astype(np.int64) << 8 * run
+        words |= move(row, octets[0]).astype(dtype) << 8 * run
     return words
 
 
@@ -304,9 +314,10 @@ def sampled(values: Tensor, most: int) -> Tensor:
 
 
 class Tape(TorchFunctionMode):
-    """Keeps a sample of every tensor that the server's code computes."""
+    """Keeps a sample of every tensor that the server's code computes, once where it changes the shape alone."""
 
     MOST, SIZE = 4000, 512
+    RESHAPED = frozenset({"view", "reshape", "flatten", "detach", "clone"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,7 +326,8 @@ class Tape(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         """Run an operation and keep a sample of its result."""
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and len(self.samples) < self.MOST and result.numel():
+        computed = isinstance(result, Tensor) and result.numel() and func.__name__ not in self.RESHAPED
+        if computed and len(self.samples) < self.MOST:
             self.samples.append(sampled(result, self.SIZE))
         return result
 
@@ -348,7 +360,7 @@ class Runs:
         values = [value for world in worlds for value in world if value is not None]
         if len(values) < sum(map(len, worlds)) or len({v.shape for v in values}) > 1 or not values[0].numel():
             return None
-        arrays = [np.stack([_array(v) for v in world if v is not None]) for world in worlds]
+        arrays: list[NDArray[Any]] = [_array(torch.stack([v for v in world if v is not None])) for world in worlds]
         if arrays[0].dtype == np.int64:  # numbers below 2^b may be sums modulo 2^b
             least, most = min(int(a.min()) for a in arrays), max(int(a.max()) for a in arrays)
             spare = 64 - most.bit_length() if least >= 0 else 63 - max(most.bit_length(), (-least - 1).bit_length())
@@ -380,10 +392,13 @@ class Runs:
         """
         same, other, changed = (self._from_first(w) for w in (self.same, self.other, self.changed))
         effect, scale = ((same.mean(0) - w.mean(0)) ** 2 for w in (other, changed))
+        unlike = effect > rounding * scale
+        if not unlike.any():
+            return False
         both = np.concatenate([same, other])
         both = both - both.mean(0)
         spread = both.std(0)
-        clear = (spread > 0) & (effect > rounding * scale)
+        clear = (spread > 0) & unlike
         if not clear.any() or clear.sum() < FEW * (spread > 0).sum():
             return False
         both = both[:, clear] / spread[clear]
@@ -397,6 +412,24 @@ class Runs:
         if self.whole:
             moved = moved - self.same[0]
         return np.asarray(moved, dtype=float)
+
+
+def unmasked(names: Sequence[MessagePart], members: Sequence[Runs]) -> list[int]:
+    """Return the smallest group of clients, fewer than all, whose sum does not move with draws; [] without any."""
+    few = slice(None, None, -(-members[0].same.shape[1] // 32))
+    values = np.stack([one.same[:, few] for one in members])  # [clients, runs, n]
+    values = values - values[:, :1]  # what draws change, modulo 2^64
+    groups = [g for size in range(1, len(names)) for g in itertools.combinations(range(len(names)), size)]
+    member = np.array([[int(c in group) for c in range(len(names))] for group in groups], dtype=values.dtype)
+    sums = np.abs((member @ values.reshape(len(names), -1)).astype(float)).reshape(len(groups), -1).max(1)
+    size = np.abs(values.astype(float)).max()
+    steady = [group for group, most in zip(groups, sums, strict=True) if most < STEADY * size]
+    moving = [c for c in range(len(names)) if np.abs(values[c].astype(float)).max() >= STEADY * size]
+    return next(([names[c].client for c in g] for g in steady if set(g) & set(moving)), [])
+
+
+STEADY = 1e-5
+"""A sum that changes by less than this share of a mask, whatever clients draw, has no mask."""
 
 
 def _array(values: Tensor) -> NDArray[np.generic]:

@@ -293,7 +293,7 @@ def explained_by(law: Noise, transcripts: Sequence[Transcript]) -> bool:
     transcripts: of runs with equal updates and other draws. Uploads must differ as independent noise of the law does:
     by its size in each tensor, by its shape, and without correlation over draws, clients and rounds.
     """
-    readings = [_evidence_numbers(transcript) for transcript in transcripts]
+    readings = [evidence_numbers(transcript) for transcript in transcripts]
     if not readings[0] or len({tuple(one) for one in readings}) > 1:
         return False
     half, names = math.sqrt(0.5), [*next(iter(readings[0].values()))]
@@ -311,7 +311,7 @@ def explained_by(law: Noise, transcripts: Sequence[Transcript]) -> bool:
     return right and _independent(values) and _shaped(law, values)
 
 
-def _evidence_numbers(transcript: Transcript) -> dict[tuple[int, int], dict[str, _Numbers]]:
+def evidence_numbers(transcript: Transcript) -> dict[tuple[int, int], dict[str, _Numbers]]:
     """Return the evidence about single clients, by round and client, and tensor."""
     view = transcript.view(HONEST_SERVER)
     readings = dict[tuple[int, int], dict[str, _Numbers]]()

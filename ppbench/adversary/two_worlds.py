@@ -8,23 +8,24 @@ server may learn and differ in something else:
   their secrets anew several times; the server draws what it drew. Nothing that the server receives, adds up or computes
   may tell one world from the other.
 - Where a law of noise is public, all updates together differ by half of one standard deviation: so much noise hides it
-  from every test, whatever the server receives.
+  from every test, whatever the server receives. And where clients' updates are less by what their noise is more, so
+  that their uploads are equal, nothing else may differ: who knows the noise, or its seed, can take it off.
 
-Whatever differs is a channel. The test knows nothing of the defense. It sees neither a key behind a one-way function
-nor what a client does in later rounds, in larger cohorts or with other weights alone.
+Whatever differs is a channel. The test knows nothing of the defense. It sees neither a key of masks behind a one-way
+function nor what a client does in later rounds, in larger cohorts or with other weights alone.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ppbench.adversary.leaks import (
@@ -32,47 +33,44 @@ from ppbench.adversary.leaks import (
     WORLD_ROUNDING,
     MessagePart,
     Runs,
-    Tape,
     _Numbers,
     encodes,
-    letters_of,
     part_words,
     place_of,
     sampled,
     secrets_in,
     steady_bits,
+    unmasked,
 )
-from ppbench.adversary.replay import explained_by, replay_refusal
-from ppbench.base.device import computing
+from ppbench.adversary.replay import evidence_numbers, explained_by, replay_refusal
+from ppbench.adversary.worlds import (
+    CLIENTS,
+    FEWER_ROUNDS,
+    FEWEST,
+    GENERATOR,
+    LARGE,
+    MORE_ROUNDS,
+    NUMBERS,
+    ROUNDS,
+    SMALL_NETWORK,
+    Cohort,
+    ComputedOnce,
+    OneWorld,
+    computed,
+)
 from ppbench.base.errors import first_of
-from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, Tree, leaves, norm, tree_digest, tree_map
-from ppbench.federation.drive import Straight, Work, client_map, compute_all, run_together
-from ppbench.federation.engine import Federation, ProbeKind, probe_plan
-from ppbench.federation.plan import Data, Noise, Plan
+from ppbench.base.tree import Params, leaves, norm
+from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Noise
 from ppbench.federation.threats import HONEST_SERVER
-from ppbench.federation.view import StateRecord, Transcript
-from ppbench.federation.wire import SERVER, Wire, session_of
 from ppbench.records.schema import Flag
 
-ROUNDS = 3
-"""Rounds of a world: what is sent later counts, too."""
-MORE_ROUNDS = 4
-"""Rounds of worlds with equal draws, or with noise."""
 DRAWS = 6
 """How often clients draw their secrets in each of three worlds."""
-CLIENTS = 5
-"""Most clients of a world; of networks of `SMALL_NETWORK` parameters or more, two fewer."""
-SMALL_NETWORK = 50_000
-LARGE, FEWEST, NUMBERS = 256, 12, 2**22
-"""Most and fewest examples of a client in the larger of two cohorts; between, so many that with the network's
-parameters they are `NUMBERS`."""
 SAMPLE = 2048
 """Most numbers of a message part, or of an intermediate result of the server, that are compared."""
 HIDDEN = 0.5
 """Distance of two updates under noise, in standard deviations of the noise."""
-
-ClientCompute = Callable[[Work], Mapping[int, Tree]]
 
 
 @dataclass(frozen=True)
@@ -99,164 +97,6 @@ class WorldReport:
     channels: tuple[Channel, ...] = ()
     refusal: str = ""
     explained: bool | None = None
-
-
-@dataclass(frozen=True)
-class Redrawn(Seeds):
-    """Seeds with which clients draw other secrets for each `number`, and the server what it always draws."""
-
-    number: int = 0
-
-    def _text(self, role: str, *index: int | str) -> bytes:
-        text = super()._text(role, *index)
-        client = "party" in (role, *index[:1]) and index[-1] != SERVER
-        return text + f"/{self.number}".encode() if self.number and client else text
-
-
-@dataclass(frozen=True)
-class OneWorld:
-    """One run. letters: message parts to the server; secrets: by client, its state after set-up; tape: numbers that the
-    server computed, a sample of each; transcript: of the rounds."""
-
-    letters: Mapping[MessagePart, Tensor]
-    secrets: Sequence[Tree]
-    tape: Sequence[Tensor]
-    transcript: Transcript
-
-
-@dataclass(frozen=True)
-class ProbeExamples:
-    """Examples by client. others: some of them blank; exchanged: each has those of the next; changed: others."""
-
-    first: Mapping[int, Data]
-    others: Mapping[int, Data]
-    exchanged: Mapping[int, Data]
-    changed: Mapping[int, Data]
-
-    @staticmethod
-    def of(fed: Federation, clients: int, size: int) -> ProbeExamples:
-        """Return examples of a federation's clients, dealt anew; they repeat where there are too few."""
-        x, y = (torch.cat([getattr(shard, name).cpu() for shard in fed.shards.values()]) for name in ("x", "y"))
-        places = torch.arange(2 * clients * size).view(2, clients, size) % len(x)
-        own, more = ([Data(x[some], y[some]) for some in half] for half in places)
-        low = fed.plan.data_range[0]
-        unlike = [Data(one.x if c % 2 else torch.full_like(one.x, low), one.y) for c, one in enumerate(more)]
-        worlds = own, unlike, [*own[1:], own[0]], more
-        return ProbeExamples(*(dict(enumerate(world)) for world in worlds))
-
-
-@dataclass
-class Cohort:
-    """The federation of the worlds: that under test with fewer clients, and equally many examples for each.
-
-    clients, size: how many, and examples of each; kind: of a probe. work: the results of `recorded`, by call.
-    """
-
-    fed: Federation
-    params: Params
-    clients: int
-    size: int
-    kind: ProbeKind
-    work: list[Mapping[int, Tree]] = field(default_factory=list)
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of set-up."""
-        return replace(self.fed.plan, clients=self.clients, sample=0, schedule="parallel")
-
-    @property
-    def probe(self) -> Plan:
-        """The plan of the rounds."""
-        return probe_plan(self.plan, self.fed.defense, self.size, self.kind, ROUNDS, whole=True)
-
-    @property
-    def law(self) -> Noise | None:
-        """The public law of noise on an upload."""
-        return self.fed.defense.noise(self.probe)
-
-    @cached_property
-    def data(self) -> ProbeExamples:
-        """The examples of all worlds."""
-        return ProbeExamples.of(self.fed, self.clients, self.size)
-
-    def world(
-        self, data: Mapping[int, Data], number: int, compute: ClientCompute, *, rounds: int = ROUNDS, tape: bool = False
-    ) -> OneWorld:
-        """Run set-up and rounds on `data`; number: of the clients' draws; compute: runs their computations.
-
-        tape: whether the server's numbers are kept.
-        """
-        fed, recorder, states = self.fed, Tape(), list[StateRecord]()
-        seeds, wire = Redrawn(fed.seeds.master, fed.seeds.salt, number), Wire(keep=True)
-        run = Federation(fed.defense, self.plan, data, seeds, fed.device, "loop", wire=wire, tf32=fed.tf32)
-        run.start(self.params)
-        secrets, set_up = list(run.parties.clients), len(wire.mail)
-        with computing(fed.tf32):
-            for round_ in range(fed.round + 1, fed.round + rounds + 1):
-                drive = run.drive(self.probe, session_of(0), 0, round_, wire, run.parties, run.shards)
-                coroutine = drive.begin(range(self.clients))
-                work = drive.working(recorder.watched(coroutine) if tape else coroutine)
-                run_together([work], lambda pieces: {key: compute(piece) for key, piece in pieces.items()})
-                states += drive.states
-        transcript = Transcript(self.probe, fed.defense, tuple(wire.mail[set_up:]), tuple(states))
-        return OneWorld(letters_of(wire.mail), secrets, recorder.samples, transcript)
-
-    def recorded(self, work: Work) -> Mapping[int, Tree]:
-        """ClientCompute, and keep the results for `repeated`."""
-        self.work.append(computed(work))
-        return {client: tree_map(torch.clone, result) for client, result in self.work[-1].items()}
-
-    def repeated(self, work: Work) -> Mapping[int, Tree]:
-        """Return the next results of `recorded`, once each: updates are equal, whatever the examples."""
-        return self.work.pop(0)
-
-    def prescribed(
-        self, data: Mapping[int, Data], numbers: Iterable[int], updates: Sequence[Params], **options: Any
-    ) -> list[OneWorld] | None:
-        """Return worlds in which clients' gradients are `updates`, in turn; None if the defense needs its own network.
-
-        options: of `world`.
-        """
-        try:
-            once = ComputedOnce(partial(prescribed_results, updates))
-            return [self.world(data, number, once, **options) for number in numbers]
-        except Exception:  # noqa: BLE001 - any code may fail on a loss that it does not expect
-            return None
-
-
-def computed(work: Work) -> Mapping[int, Tree]:
-    """Return what the clients compute."""
-    return compute_all({0: work})[0]
-
-
-@dataclass(frozen=True)
-class ComputedOnce:
-    """ClientCompute that computes equal work of a client once: by contract the result follows from the work alone.
-
-    Of one world with several draws, the first draw's results are kept. Clients get copies: their code may write there.
-    """
-
-    compute: ClientCompute
-    results: dict[tuple[int, bytes], Tree] = field(default_factory=dict)
-
-    def __call__(self, work: Work) -> Mapping[int, Tree]:
-        """Return what the clients compute."""
-        keys = {client: (client, tree_digest(job)) for client, job in work.jobs.items()}
-        fresh = {client: job for client, job in work.jobs.items() if keys[client] not in self.results}
-        made = self.compute(replace(work, jobs=fresh))
-        if len(self.results) < MORE_ROUNDS * CLIENTS:
-            self.results.update({keys[client]: result for client, result in made.items()})
-        every = {c: made[c] if c in made else self.results[key] for c, key in keys.items()}
-        return {client: tree_map(torch.clone, result) for client, result in every.items()}
-
-
-def prescribed_results(updates: Sequence[Params], work: Work) -> Mapping[int, Tree]:
-    """Return what clients' code computes on a loss whose gradient is one of `updates`, in turn, for every example."""
-    results: dict[int, Tree] = {}
-    for client, job in work.jobs.items():
-        plan = Straight.of(work.plan, updates[client % len(updates)])
-        results.update(client_map("loop", work.defense, plan, {client: job}))
-    return results
 
 
 # -- How worlds are compared --
@@ -401,28 +241,10 @@ def _partial_sums(parts: Mapping[MessagePart, Runs]) -> list[Channel]:
             total = total.plus(one, 1)
         if total.apart(WORLD_ROUNDING):
             channels.append(Channel(f"the sum of {part_words(part)} in round {round_}", "keeps clients apart"))
-        elif few := _unmasked(names, members):
+        elif few := unmasked(names, members):
             who = ", ".join(map(str, few))
             channels.append(Channel(f"the sum of {part_words(part)} of clients {who} in round {round_}", "has no mask"))
     return channels
-
-
-def _unmasked(names: Sequence[MessagePart], members: Sequence[Runs]) -> list[int]:
-    """Return the smallest group of clients, fewer than all, whose sum does not move with draws; [] without any."""
-    few = slice(None, None, -(-members[0].same.shape[1] // 32))
-    values = np.stack([one.same[:, few] for one in members])  # [clients, runs, n]
-    values = values - values[:, :1]  # what draws change, modulo 2^64
-    groups = [g for size in range(1, len(names)) for g in itertools.combinations(range(len(names)), size)]
-    member = np.array([[int(c in group) for c in range(len(names))] for group in groups], dtype=values.dtype)
-    sums = np.abs((member @ values.reshape(len(names), -1)).astype(float)).reshape(len(groups), -1).max(1)
-    size = np.abs(values.astype(float)).max()
-    steady = [group for group, most in zip(groups, sums, strict=True) if most < STEADY * size]
-    moving = [c for c in range(len(names)) if np.abs(values[c].astype(float)).max() >= STEADY * size]
-    return next(([names[c].client for c in g] for g in steady if set(g) & set(moving)), [])
-
-
-STEADY = 1e-5
-"""A sum that changes by less than this share of a mask, whatever clients draw, has no mask."""
 
 
 def _computed(series: Series) -> Iterator[Channel]:
@@ -430,7 +252,11 @@ def _computed(series: Series) -> Iterator[Channel]:
     tapes = [[run.tape for run in world] for world in series]
     length = min(len(tape) for world in tapes for tape in world)
     for place in range(length):
-        runs = Runs.of([[tape[place] for tape in world] for world in tapes])
+        numbers = [[tape[place] for tape in world] for world in tapes]
+        first, *others = itertools.chain(*numbers)
+        if all(torch.equal(first, other) for other in others):  # as most of what the server draws by itself
+            continue
+        runs = Runs.of(numbers)
         if runs is not None and runs.apart(WORLD_ROUNDING):
             yield Channel("what the server's code computes", "says more than the sum of all updates")
             return
@@ -438,6 +264,7 @@ def _computed(series: Series) -> Iterator[Channel]:
 
 def _escrowed(worlds: Sequence[OneWorld]) -> list[Channel]:
     """Return the parts of messages in which clients send secrets of their states."""
+    worlds = worlds[: DRAWS + 2]  # eight numbers tell a secret's moves from all others'
     names = secrets_in([world.letters for world in worlds], [world.secrets for world in worlds])
     return [Channel(place_of(name), "holds secrets of the client's state") for name in names]
 
@@ -486,7 +313,9 @@ def _report_of(fed: Federation, params: Params, clients: int, size: int) -> Worl
     small = Cohort(fed, params, clients, size, "gradient")
     large = Cohort(fed, params, clients, max(count, size), "local")
     for cohort, rounds in ((small, MORE_ROUNDS), (large, ROUNDS)):
-        first, again = (cohort.world(cohort.data.first, 0, way, rounds=rounds) for way in (cohort.recorded, computed))
+        once = ComputedOnce(cohort.recorded)  # that computing repeats itself needs no second, larger cohort
+        ways = (cohort.recorded, computed) if cohort is small else (once, once)
+        first, again = (cohort.world(cohort.data.first, 0, way, rounds=rounds) for way in ways)
         if odd := differing(first, again):
             return WorldReport(refusal=f"{place_of(odd[0])} is another one when it is sent again")
         channels = _of_examples(cohort, first, rounds)
@@ -494,10 +323,14 @@ def _report_of(fed: Federation, params: Params, clients: int, size: int) -> Worl
         if channels or reason:
             return WorldReport(tuple(channels), reason)
     if fed.defense.sums:
-        return WorldReport(tuple(_of_sums(small) or _of_sums(large)))
+        return WorldReport(tuple(_of_sums(small, ROUNDS) or _of_sums(large, FEWER_ROUNDS)))
     if small.law is not None:
-        reports = [_of_noise(cohort, cohort.law or small.law) for cohort in (small, replace(large, kind="gradient"))]
-        return WorldReport(tuple(c for r in reports for c in r.channels), "", all(r.explained for r in reports))
+        report = _of_noise(small, small.law)
+        if report.channels:
+            return report
+        large = replace(large, kind="gradient")
+        more = _of_noise(large, large.law or small.law)
+        return replace(more, explained=report.explained and more.explained)
     if not leaves(first.secrets):
         return WorldReport()
     return WorldReport(
@@ -534,22 +367,23 @@ def _same_account(one: OneWorld, two: OneWorld) -> bool:
     return len(observed[0]) == len(observed[1]) and all(map(torch.equal, *observed))
 
 
-def _of_sums(cohort: Cohort) -> list[Channel]:
+def _of_sums(cohort: Cohort, rounds: int) -> list[Channel]:
     """Return the channels of a defense whose server reads sums: clients exchange their examples.
 
     Where they hold many, updates are prescribed in their place, if the defense allows that.
     """
     data, count = cohort.data, cohort.clients
     own, more = ([_direction(cohort.params, c + first) for c in range(count)] for first in (0, count))
-    worlds = (data.first, own, DRAWS), (data.exchanged, [*own[1:], own[0]], DRAWS), (data.changed, more, 2)
+    worlds = (data.first, own, DRAWS), (data.exchanged, [*own[1:], own[0]], DRAWS), (data.changed, more, 1)
+    options: dict[str, Any] = {"rounds": rounds, "tape": True}
 
     def series(first: int) -> Series:
         numbers, runs = itertools.count(first), list[Sequence[OneWorld]]()
         for examples, updates, draws in worlds:
             chosen = [*itertools.islice(numbers, draws)]
-            made = cohort.prescribed(examples, chosen, updates, tape=True) if cohort.size > FEW_EXAMPLES else None
+            made = cohort.prescribed(examples, chosen, updates, **options) if cohort.size > FEW_EXAMPLES else None
             once = ComputedOnce(computed)
-            runs.append(made or [cohort.world(examples, number, once, tape=True) for number in chosen])
+            runs.append(made or [cohort.world(examples, number, once, **options) for number in chosen])
         return runs
 
     runs = series(1)
@@ -590,9 +424,91 @@ def _of_noise(cohort: Cohort, law: Noise) -> WorldReport:
     if runs is None:
         return WorldReport(explained=False)
     channels = _confirmed(told_apart(runs, False), lambda: told_apart(series(101) or runs, False))
-    return WorldReport(
-        (*channels, *_escrowed([*runs[0], *runs[1]])), "", explained_by(law, [world.transcript for world in runs[0]])
-    )
+    channels = [*channels, *_escrowed([*runs[0], *runs[1]])] or _of_equal_uploads(cohort, updates[0])
+    return WorldReport(tuple(channels), "", explained_by(law, [world.transcript for world in runs[0]]))
+
+
+@dataclass(frozen=True)
+class _Uploads:
+    """What clients send in a world: evidence about them, [numbers] by round and client, and all parts of messages."""
+
+    evidence: Mapping[tuple[int, int], NDArray[np.float64]]
+    letters: Mapping[MessagePart, Tensor]
+
+    @staticmethod
+    def of(world: OneWorld) -> _Uploads:
+        """Return the uploads of a world."""
+        evidence = evidence_numbers(world.transcript)
+        return _Uploads({key: np.concatenate([*one.values()]) for key, one in evidence.items()}, world.letters)
+
+    def moved(self, other: _Uploads) -> float:
+        """Return the distance of the evidence of two worlds."""
+        if {k: v.shape for k, v in self.evidence.items()} != {k: v.shape for k, v in other.evidence.items()}:
+            return math.inf
+        return math.sqrt(sum(float(((one - other.evidence[k]) ** 2).sum()) for k, one in self.evidence.items()))
+
+    def part_moved(self, other: _Uploads, name: MessagePart) -> float:
+        """Return how far a part of a message moves: a distance of numbers, and how many whole numbers differ."""
+        one, two = self.letters.get(name), other.letters.get(name)
+        if one is None or two is None or one.shape != two.shape:
+            return math.inf
+        return float((one.double() - two.double()).norm() if one.is_floating_point() else (one != two).sum())
+
+    def less_noise(self, other: _Uploads, updates: Sequence[Sequence[Params]]) -> list[list[Params]] | None:
+        """Return `updates`, by round and client, plus this world's noise less that of `other`.
+
+        None where evidence is not of all of them, or of other numbers.
+        """
+        made = list[list[Params]]()
+        for round_, clients in enumerate(updates):
+            made.append([])
+            for client, update in enumerate(clients):
+                sizes = [value.numel() for value in update.values()]
+                if len(mine := self.evidence.get((round_, client), np.empty(0))) != sum(sizes):
+                    return None
+                steps = torch.from_numpy(mine - other.evidence[round_, client]).split(sizes)
+                pairs = zip(update.items(), steps, strict=True)
+                made[-1].append({name: value + step.view_as(value).to(value) for (name, value), step in pairs})
+        return made
+
+    def salts(self, names: Sequence[MessagePart], redrawn: Sequence[_Uploads], rounding: float) -> set[MessagePart]:
+        """Return the parts that some draws change, but none that the noise is made of; redrawn: by single draws."""
+        moves = {n: [self.moved(one) for one in redrawn if self.part_moved(one, n)] for n in names}
+        return {name for name, some in moves.items() if some and max(some) <= rounding}
+
+
+def _of_equal_uploads(cohort: Cohort, update: Params) -> list[Channel]:
+    """Return the parts of messages that move with the noise though what is read of uploads does not.
+
+    In the third world, clients have other noise than in the first and updates that make up for it.
+    """
+
+    def uploads(updates: Sequence[Sequence[Params]], **options: Any) -> _Uploads | None:
+        world = cohort.each_round(updates, rounds=MORE_ROUNDS, **options)
+        return None if world is None else _Uploads.of(world)
+
+    plain = [[update] * cohort.clients] * MORE_ROUNDS
+    first, second = uploads(plain), uploads(plain, later=2)
+    if first is None or second is None or not 0 < (noise := first.moved(second)) < math.inf:
+        return []
+    if (updates := first.less_noise(second, plain)) is None or (equal := uploads(updates, later=2)) is None:
+        return []
+    if first.moved(equal) > EQUAL * noise:
+        return []
+    names = [
+        name
+        for name, part in first.letters.items()
+        if first.part_moved(equal, name) > (EQUAL if part.is_floating_point() else 0.5) * first.part_moved(second, name)
+    ]
+    spliced = [uploads(plain, later=2, calls={call}) for call in range(GENERATOR, CALLS)] if names else []
+    salts = first.salts(names, [one for one in spliced if one], EQUAL * noise)
+    return [Channel(place_of(name), "says what the noise of uploads is") for name in names if name not in salts]
+
+
+EQUAL = 0.01
+"""Share of the distance of two worlds that is rounding where they are made equal."""
+CALLS = 6
+"""Most draws of a client in a step of which it is asked what they change."""
 
 
 FAR_UPDATE = 4.0

@@ -83,7 +83,8 @@ class Knowledge:
 def _exact(record: Record) -> bool:
     """Return whether the truth explains the evidence exactly.
 
-    Reconstructions alone measure it. Of labels no flag means nothing, so they count where our tests check the pair.
+    Reconstructions alone measure it. Of labels no flag means nothing, so they count where our tests check the pair:
+    no author can buy a rank there, and chance alone decides which of two attacks that fail finds more.
     """
     measured = question_for(record).inputs or is_ours(record.config.defense)
     return measured and record.status == "complete" and all(flag.code != "evidence_inexact" for flag in record.flags)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
+from ppbench.base.secret_draws import SecretDraws
 from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.dp import DP
 from ppbench.defenses.secagg import SecureAggregation
@@ -496,6 +497,53 @@ class LateBytes(LatePads):
 
 
 @dataclass(frozen=True)
+class SeedBeside(Noisy):
+    """Noise of a fresh seed, which lies under a constant in a field that nobody uses."""
+
+    name: ClassVar[str] = "lie_seed_beside"
+
+    def seeded(self, ctx: Context) -> tuple[Tensor, SecretDraws]:
+        """Return the seed [32] of one upload's noise, and what draws it."""
+        seed = ctx.secret.random_bytes((32,))
+        return seed, SecretDraws.of(seed)
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        """Send the update with noise, and the seed."""
+        if not isinstance(message, Model):
+            return Defense.reply(self, ctx, me, message, result, data)
+        seed, draws = self.seeded(ctx)
+        noise = 0.1 * draws.normal((sum(value.numel() for value in result.values()),))
+        me, seed = self.sent(me, seed ^ torch.arange(32, dtype=torch.uint8))
+        return me, Beside(self.padded(result, noise), seed)
+
+    def sent(self, me: Tree, seed: Tensor) -> tuple[Tree, Tensor]:
+        """Return the next state, and which seed is sent."""
+        return me, seed
+
+
+@dataclass(frozen=True)
+class LateSeed(SeedBeside):
+    """Noise of a fresh seed, which is sent in the next round."""
+
+    name: ClassVar[str] = "lie_late_seed"
+
+    def sent(self, me: Tree, seed: Tensor) -> tuple[Tree, Tensor]:
+        """Return this seed as state, and the last one."""
+        return seed, torch.zeros_like(seed) if isinstance(me, tuple) else me
+
+
+@dataclass(frozen=True)
+class KeyBeside(SeedBeside):
+    """The noise of the law, and beside it the key from which the client's step draws it."""
+
+    name: ClassVar[str] = "lie_key_beside"
+
+    def seeded(self, ctx: Context) -> tuple[Tensor, SecretDraws]:
+        """Return the context's own key and draws."""
+        return ctx.secret.key, ctx.secret
+
+
+@dataclass(frozen=True)
 class ShyNoise(Noisy):
     """A fiftieth of the noise where a client holds ten examples or more."""
 
@@ -676,6 +724,20 @@ class Resent(Noisy):
 
 
 @dataclass(frozen=True)
+class SaltedNoise(Noisy):
+    """Sends fresh random bytes and an order beside each noisy upload."""
+
+    name: ClassVar[str] = "salted_noise"
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        if not isinstance(message, Model):
+            return Defense.reply(self, ctx, me, message, result, data)
+        salt, layout = ctx.secret.random_bytes((32,)), Layout.of(result)
+        noisy = layout.unpack(self.noisy(ctx, result, data))
+        return me, Beside(noisy, Beside({"order": ctx.secret.permutation(64)}, salt))
+
+
+@dataclass(frozen=True)
 class Momentum(Noisy):
     """Sends a momentum of noisy updates."""
 
@@ -700,6 +762,9 @@ NOISE_LIES = (
     LatePads,
     LatePadsInOrder,
     LateBytes,
+    SeedBeside,
+    LateSeed,
+    KeyBeside,
     ShyNoise,
     HalfNoise,
     BlankNoise,
@@ -707,4 +772,4 @@ NOISE_LIES = (
     OneNoise,
 )
 REPLAY_LIES = (Tagged, Unrepeatable)
-TWINS = (SecureAggregation, Salted, InPlace, Honest, Resent, Momentum)
+TWINS = (SecureAggregation, Salted, InPlace, Honest, Resent, SaltedNoise, Momentum)
