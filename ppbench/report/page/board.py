@@ -268,10 +268,10 @@ class BoardSummary:
             words = markdown_text(". ".join(strip.words for strip in self.pictures))
             parts[0] += [f"![{words}]({self.picture})", ""]
         lines += chain.from_iterable(parts[::-1] if self.costly else parts)
-        lines += [markdown_text(" ".join(self.notes)), ""]
         if self.priced:
             rows = listed([f"[{markdown_text(name)}]({self.costs}.md#{row_anchor(name)})" for name in self.priced])
             lines += [f"{COSTS_WORDS}: {rows}.", ""]
+        lines += [markdown_text(" ".join(self.notes)), ""]
         if self.folded:
             head = f'<details markdown="1"><summary>All {self.settings} settings</summary>'
             lines += [head, "", *_markdown_table(self.every), "", "</details>", ""]
