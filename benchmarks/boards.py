@@ -92,7 +92,7 @@ BOARDS = {
         Board("perturbed-models", "cifar10"),
         Board("bank-marketing"),
         Board("cost", "cifar10", preset="", timed=True),
-        Board("messages", preset=""),
+        Board("messages", "cifar10", preset=""),
         Board("digits-quick", preset=""),  # what a run of the suite is compared with
         Board("digits-quick", preset="three-seeds"),
         Board("compression", preset=""),
