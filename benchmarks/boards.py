@@ -92,12 +92,15 @@ BOARDS = {
         Board("perturbed-models", "cifar10"),
         Board("bank-marketing"),
         Board("cost", "cifar10", preset="", timed=True),
+        Board("messages", "cifar10", preset=""),
         Board("digits-quick", preset=""),  # what a run of the suite is compared with
         Board("digits-quick", preset="three-seeds"),
         Board("compression", preset=""),
         Board("classic", preset=""),
         Board("text", preset=""),
         Board("deployed", "cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
+        Board("cifar10-resnet20", "cifar10", preset="gifd"),  # an hour of a core
+        Board("cifar10-dlnet", "cifar10", preset="trainings"),  # 18 hours of it
     )
 }
 

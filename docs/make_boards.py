@@ -9,10 +9,12 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ppbench.base.toml_files import tomllib
+from ppbench.claims.claim import papers_of
 from ppbench.records.store import Store
 from ppbench.report.compare.report import markdown_text
 from ppbench.report.page.board import BoardSummary, summary_of
@@ -32,6 +34,8 @@ FACTS = {
     "Processor hours": "cpu_hours",
 }
 """What of a manifest stands on a board's page."""
+COSTS, DEPLOYED = "cost", "../../docs/deployed.md"
+"""The board of costs, and the page on what ships with frameworks."""
 
 
 def boards() -> list[str]:
@@ -52,7 +56,22 @@ def summary(name: str) -> BoardSummary:
     facts = {title: str(about[key]) for title, key in FACTS.items()}
     board = summary_of(Store(place / "records.zip"), name)
     picture = f"../pictures/{name}.png" if board.pictures else ""
-    return replace(board, facts=facts, commands=commands, picture=picture)
+    links = {one: link for one in board.defenses if (link := paper_page(one))}
+    costly = tuple(one for one in board.defenses if name != COSTS and one in priced())
+    about = dict(facts=facts, commands=commands, links=links, costs=COSTS, priced=costly)
+    return replace(board, picture=picture, **about)
+
+
+def paper_page(defense: str) -> str:
+    """Return the page on what a defense's paper claims, or on the framework that ships it, from a board's; or ""."""
+    paper = next((paper for paper in papers_of(defense) if paper.name), None)
+    return f"../../docs/claims/{paper.name.lower()}.md" if paper else DEPLOYED if ":" in defense else ""
+
+
+@lru_cache
+def priced() -> frozenset[str]:
+    """Return the defenses on the board of costs."""
+    return frozenset(record.config.defense.id for record in Store(HOME / "results" / COSTS / "records.zip").load_all())
 
 
 def markdown(name: str, board: BoardSummary) -> str:

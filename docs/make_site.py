@@ -295,8 +295,9 @@ def examples() -> str:
     parts.append("## Packages to copy\n")
     for path in sorted((ROOT / "examples").glob("my_*/README.md")):
         home = path.relative_to(ROOT).as_posix()
-        about = site_links(first_line(path.read_text(encoding="utf-8").partition("\n\n")[2]), home)
-        parts.append(f"### [{path.parent.name}]({home})\n\n{about}\n")
+        text = path.read_text(encoding="utf-8")
+        about = site_links(first_line(text.partition("\n\n")[2]), home)
+        parts.append("\n\n".join([f"### [{path.parent.name}]({home})", about, *FENCE.findall(text), ""]))
     for title, folder in (("What was found in frameworks", "findings"), ("Guesses on a transcript", "outside")):
         parts.append(f"## {title}\n")
         for path in sorted((ROOT / "examples" / folder).glob("*.py")):

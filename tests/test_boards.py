@@ -72,7 +72,8 @@ def rows_of(markdown):
         for t in tables
     ]
     return [
-        [[re.sub(r"</?strong>", "", re.sub(r"<br>", " ", cell)) for cell in row] for row in table] for table in cells
+        [[re.sub(r"</?(strong|a)\b[^>]*>", "", re.sub(r"<br>", " ", cell)) for cell in row] for row in table]
+        for table in cells
     ]
 
 
@@ -307,7 +308,7 @@ def test_victims_that_are_kept_stand_on_the_page_and_without_any_there_is_no_pic
         "The first victims of the list, batch 1, random weights; rows from above: original; undefended (dlg) 36.0 dB; "
     )
     assert f'alt="{words}' in pages[1] and "<li>blind guess" not in pages[1], "none was kept"
-    assert "](" not in board.markdown() and f"![{words[:30]}" in replace(board, picture="p.png").markdown()
+    assert "![" not in board.markdown() and f"![{words[:30]}" in replace(board, picture="p.png").markdown()
     picture = Image.open(io.BytesIO(labelled_png(board.pictures)))
     (sheet,) = (Image.open(io.BytesIO(base64.b64decode(one.uri.partition(",")[2]))) for one in board.pictures)
     assert picture.width == LABEL_WIDTH + sheet.width and sheet.height < picture.height < sheet.height + 60
@@ -376,6 +377,45 @@ def test_figures_of_a_page_are_those_of_the_records_counted_by_hand(made):
     cells = [cell.split()[-1] for cell in column_of(made, "cost", "Upload")]
     assert sorted(f"{share:.2f}x" for share in shares if share >= 0.01) == sorted(c for c in cells if "/" not in c)
     assert sorted(f"1/{1 / share:,.0f}" for share in shares if share < 0.01) == sorted(c for c in cells if "/" in c)
+
+
+@published
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_leads_to_the_page_of_its_paper_and_to_its_costs(name):
+    page = RESULTS.parent / "boards" / f"{name}.md"
+    text = page.read_text(encoding="utf-8")
+    places = re.findall(r'<a id="([\w-]+)"></a>', text)
+    assert len(places) == len(set(places)) and "undefended" in places
+    led = dict(re.findall(r'<a id="([\w-]+)"></a>\[\*\*[^\]]+\*\*\]\((.*?)\)', text))
+    assert led.keys() >= {"spn", "baffle", "fedpc", "mpdp", "pbpfl"} & set(places)
+    assert all((page.parent / link).is_file() for link in led.values())
+    for place in re.findall(r"\(cost\.md#([\w-]+)\)", text):
+        assert f'<a id="{place}"></a>' in (page.parent / "cost.md").read_text(encoding="utf-8")
+    assert "(cost.md#" in text or not {"spn", "baffle", "fedpc", "mpdp", "pbpfl"} & set(places) or name == "cost"
+    html = (RESULTS.parent / "pages" / f"{name}.html").read_text(encoding="utf-8")
+    assert re.findall(r'<th scope="row" id="([\w-]+)">', html) == places
+
+
+@published
+def test_a_papers_page_leads_back_to_rows_that_are_there():
+    for paper in ("spn", "mp-dp", "baffle", "fedpc", "pbpfl"):
+        page = ROOT / "docs" / "claims" / f"{paper}.md"
+        back = re.findall(r"\]\((\S+/boards/\S+\.md)#([\w-]+)\)", page.read_text(encoding="utf-8"))
+        assert back
+        for board, place in back:
+            assert f'<a id="{place}"></a>' in (page.parent / board).read_text(encoding="utf-8"), (board, place)
+
+
+def test_what_is_installed_names_its_paper_and_what_is_not_has_no_line(fabricate, tmp_path):
+    records = [
+        *controls(fabricate),
+        dp(fabricate, 0.1, 20.0, 0.94),
+        dp(fabricate, 0.1, 20.0, 0.94, defense="of_nobody"),
+    ]
+    board = board_of(records, tmp_path / "papers")
+    assert [one.name for one in board.origins] == ["dp"]
+    for page in (board.markdown(), board.html()):
+        assert "Fan et al." in page and "https://arxiv.org/abs/2006.11601" in page and "cost.md" not in page
 
 
 def column_of(made, name, title):

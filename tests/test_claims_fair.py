@@ -1,7 +1,11 @@
 """Objections of the papers' authors to verdicts: which attacks, which end, which length of training, whose view."""
 
+import csv
+import io
+import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from ppbench.claims.check import Checked, check_claims
 from ppbench.claims.claim import Claim, Rival, claims_of
 from ppbench.claims.cost_rules import Benchmark
 from ppbench.questions.base import question_for
+from ppbench.records.store import Store
 from ppbench.report.cap import worst_caps
 from ppbench.report.compare.paired import change, rules_for, sample_of
 from ppbench.report.worst import worst_case
@@ -213,3 +218,42 @@ def test_an_untaught_model_errs_as_one_that_noise_trained_not_as_training_was_fi
         curve = [(20, 0.14 if last == 0.14 else 0.1), (40, last)]
         object.__setattr__(record, "utility", record.utility.model_copy(update={"curve": curve}))
     assert judge(error, records).finding.least.startswith("0.1400")
+
+
+# -- the committed pages -----------------------------------------------------------------------------------------------
+ROOT = Path(__file__).parents[1]
+ARCHIVES = sorted((ROOT / "leaderboards" / "results").glob("*/records.zip"))
+ENDS = re.compile(r"could have been [^;]*;|\(by the best constant answer [^)]*\)")
+"""What a page computes as if all, or nothing, had leaked, and what a constant answers: in no record."""
+
+
+def with_ends(form, *ends):
+    return None if None in ends else form.format(*ends)
+
+
+def measured(archive):
+    """Return what an archive holds, as pages print it: decibels and shares with their intervals, and bytes."""
+    store, texts = Store(archive), set()
+    for record in store.load_all():
+        use, cost = record.utility, record.cost
+        for m in record.metrics:
+            texts.add(with_ends("{:.1f} dB [{:.1f}, {:.1f}]", m.value, m.low, m.high))
+        shares = [(m.value, m.low, m.high) for m in record.metrics] + [(use.accuracy, use.low, use.high)]
+        texts |= {with_ends("{:.1%} [{:.1f}, {:.1f}]", v, *(100 * e for e in ends)) for v, *ends in shares if ends[0]}
+        texts |= {f"{up:.0f} B" for up in (cost.bytes_up, cost.bytes_up + cost.bytes_down, cost.memory_peak or 0)}
+    for row in csv.DictReader(io.StringIO(store.files.read("worst_case.csv").decode())):
+        ends = [row.get(f"worst_psnr_median{end}") for end in ("", "_low", "_high")]
+        texts.add(with_ends("{:.1f} dB [{:.1f}, {:.1f}]", *map(float, ends)) if all(ends) else None)
+    return texts
+
+
+@pytest.mark.skipif(not ARCHIVES, reason="no board is here")
+def test_no_figure_of_a_papers_page_differs_from_the_archives():
+    """Read from records and worst_case.csv, without any code of the claims."""
+    known, checked = set().union(*map(measured, ARCHIVES)), 0
+    for page in sorted((ROOT / "docs" / "claims").glob("*.md")):
+        text = ENDS.sub("", page.read_text(encoding="utf-8").replace("\\", ""))
+        printed = re.findall(r"[\d.]+ dB \[[\d., ]+\]|[\d.]+% \[[\d., ]+\]|\b\d{2,} B\b", text)
+        assert not [one for one in printed if one not in known], page.name
+        checked += len(printed)
+    assert checked > 40

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from installed_examples import EXAMPLES, lay_out
+from tutorials import blocks, lacking
 from typer.testing import CliRunner
 
 from ppbench.base import registry
@@ -71,6 +72,17 @@ def test_an_installed_defense_is_evaluated_with_an_installed_attack(monkeypatch,
     assert listing.exit_code == 0 and " ".join(listing.stdout.split()).count(
         "The best attack (row_ratio) breaks the undefended model: 100% of images are rebuilt."
     )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["my_defense", "my_attack"])
+def test_a_readme_shows_what_its_evaluation_prints(name, site, tmp_path):
+    (block,) = [one for one in blocks(f"../examples/{name}/README.md") if one.quoted]
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "ppbench", *block.text.split()[1:]]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    assert not (wrong := lacking(block, done.stdout)), "\n".join([*wrong, done.stdout])
 
 
 def test_a_question_touches_no_file_of_ours():

@@ -355,13 +355,13 @@ COSTS_ALONE = ("cost", "bank-marketing-two-cores")
 
 
 @opened_pages
-def test_a_printed_board_has_at_most_three_pages_and_no_letter_is_larger_than_its_figures(browser, name):
+def test_a_printed_board_has_at_most_two_pages_and_no_letter_is_larger_than_its_figures(browser, name):
     with shown(browser, SHORT_PAGES / f"{name}.html", bypass_csp=True) as (page, _):
         page.emulate_media(media="print")
         size = "parts => Math.max(...parts.map(part => parseFloat(getComputedStyle(part).fontSize)))"
         assert page.locator("td > *").evaluate_all(size) <= page.locator("td > span").evaluate_all(size)
         sheets = len(re.findall(rb"/Type\s*/Page\b(?!s)", page.pdf(prefer_css_page_size=True)))
-    assert 1 <= sheets <= 3
+    assert 1 <= sheets <= 2
 
 
 def test_on_a_phone_a_row_of_the_glance_is_a_card_and_in_print_its_verdict_is_no_larger_than_figures(browser, board):

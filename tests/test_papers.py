@@ -178,6 +178,18 @@ def test_what_the_papers_print_is_what_the_tables_of_claims_hold():
     assert claimed("feng2023", "baffle", source="Table 3 (Avg)", metric="accuracy_top5", when={"k": 20}) == [0.8024]
 
 
+def test_bytes_of_fedpc_and_baffle_follow_from_their_equations():
+    """FedPC's Eq. 8: V (N + 1) + (N - 1) V / 16 beside 2 V N; a worker's own share of it; K numbers of n."""
+    for n in range(3, 11):
+        sent = (n + 1) + (n - 1) / 16
+        (saved,) = claimed("cao2022", "fedpc", metric="bytes_saving", clients=n)
+        assert saved == pytest.approx(1 - sent / (2 * n), abs=2e-4)  # 42.20% is printed of 42.1875%
+        assert claimed("cao2022", "fedpc", metric="upload_ratio", clients=n) == [pytest.approx((sent - n) / n)]
+    for model, n, some in (("lenet_baffle", 2.7e4, (100, 200, 500, 1000)), ("wrn_10_2", 3.0e5, (200, 500, 1000))):
+        for k in some:
+            assert claimed("feng2023", "baffle", metric="upload_ratio", model=model, when={"k": k}) == [k / n]
+
+
 def test_settings_are_those_that_the_papers_print():
     for defense, claim in printed("fan2020").tables:
         if claim.source.startswith("Table"):

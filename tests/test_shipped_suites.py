@@ -102,7 +102,7 @@ def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch, downlo
     assert planned.todo == planned.cells and not (tmp_path / "out").exists()
 
 
-SMALL = {"active", "classic", "compression", "cost", "digits-quick", "text"}
+SMALL = {"active", "classic", "compression", "cost", "digits-quick", "messages", "text"}
 """Suites that two cores can do as they are."""
 
 

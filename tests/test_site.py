@@ -202,7 +202,12 @@ class SilentHandler(SimpleHTTPRequestHandler):
 
 
 DAILY = ("boards.html", "notebook.html", "tutorial-data.html")
-NEW = (*DAILY, "index.html", "levels.html", "examples.html", "deployed.html", "api.html", "api/run.html")
+BOARD, PAPERS = (
+    "leaderboards/boards/cifar10-dlnet-two-cores.html",
+    ("spn", "mp-dp", "baffle", "fedpc", "pbpfl", "rules"),
+)
+NEW = (*DAILY, "index.html", "levels.html", "examples.html", "deployed.html", "api.html", "api/run.html", "claims.html")
+NEW = (*NEW, BOARD, "leaderboards/boards/cost.html", "leaderboards/index.html", *(f"claims/{p}.html" for p in PAPERS))
 
 
 @pytest.mark.nightly
@@ -227,6 +232,22 @@ def test_nothing_serious_stands_in_the_way_of_whoever_reads_a_page(tab, name):
         assert not serious, (name, width, scheme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert not heard, heard
+
+
+def test_on_a_phone_a_row_of_a_board_is_a_card_and_on_a_wide_screen_labels_of_pictures_have_their_size(tab):
+    page, address, _ = tab
+    page.goto(f"{address}/{BOARD}", wait_until="load")
+    page.set_viewport_size({"width": 390, "height": 900})
+    ends = "cells => cells.filter(c => c.offsetParent).map(c => c.getBoundingClientRect().right)"
+    cells = page.locator('article table[data-cards] td[data-title="Upload"]')
+    assert len(cells.evaluate_all(ends)) >= 6 and max(cells.evaluate_all(ends)) <= 390
+    heights = "rows => rows.map(row => row.getBoundingClientRect().height)"
+    assert min(page.locator("article table[data-cards] tbody tr").evaluate_all(heights)[:6]) > 100, (
+        "cells stand in lines"
+    )
+    page.set_viewport_size({"width": 1400, "height": 900})
+    width, own = page.locator('article img[src*="pictures/"]').evaluate("img => [img.width, img.naturalWidth]")
+    assert width == own > 600
 
 
 @pytest.mark.parametrize(

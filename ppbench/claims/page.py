@@ -18,6 +18,7 @@ from ppbench.claims.cost_rules import ratio_text, read_figures, time_is_kept
 from ppbench.claims.rules import RIVALS, RULES
 from ppbench.records.schema import Record
 from ppbench.records.store import open_results
+from ppbench.report.page.board import row_anchor
 
 Outcome = Checked | Unchecked
 NAME_DIGITS = 8
@@ -293,8 +294,17 @@ class PaperPage:
         for source in self.sources:
             if source.name in self._homes.values():
                 name = f"[{escape(source.name)}]({source.link})" if source.link else escape(source.name)
-                lines.append(f"- {name}{f', made by `{source.command}`' if source.command else ''}")
+                rows = self._rows_of(source)
+                lines.append(f"- {name}{rows}{f', made by `{source.command}`' if source.command else ''}")
         return "\n\n".join([f"{mark}# Evidence", "\n".join(lines)]) if lines else ""
+
+    def _rows_of(self, source: Source) -> str:
+        """Return which rows of a board's page the findings are of: " (rows [spn](...#spn))", "" where it has none."""
+        cells = {record.cell_id for record in source.records}
+        judged = [outcome for outcome in self.outcomes if isinstance(outcome, Checked)]
+        names = sorted({outcome.defense for outcome in judged if cells.intersection(outcome.finding.cells)})
+        links = [f"[{escape(name)}]({source.link}#{row_anchor(name)})" for name in names]
+        return f" (row{'s' if len(links) > 1 else ''} {listed(links)})" if source.link and links else ""
 
 
 _CLAIM = "claim"

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppbench.base.errors import UsageError, count_of
+from ppbench.base.errors import UsageError, count_of, listed
 from ppbench.base.files import locked, write_atomic
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import missing_sentences
@@ -47,7 +47,7 @@ from ppbench.report.setting import Setting
 from ppbench.report.worst import Measured
 
 if TYPE_CHECKING:
-    from ppbench.report.page.html import Page
+    from ppbench.report.page.html import Introduction, Page
 
 WORST_CASE = "worst_case.csv"
 
@@ -158,6 +158,8 @@ def page_of(store: Store, records: Sequence[Record], problems: list[str], claims
 Lines = tuple[str, ...]
 """A cell of a table: its figure, and lines of less weight below it; () where nothing was asked or measured."""
 NAME_TITLE = "Defense and setting"
+ORIGINS_HEADING = "Where the defenses come from"
+COSTS_WORDS = "What a client pays, in bytes, memory and time, at one setting each"
 NO_FIGURE = "\u2013"
 BAR, BAR_END_DB = 12, 60.0
 """Characters of a bar, and the decibels at its end."""
@@ -196,9 +198,11 @@ class BoardSummary:
 
     title: its name; answer: its answer; costly: whether it compares costs alone; choices: what to choose, each with the
     evaluations that it is of; best, every: the table of best settings, and that of all; facts, commands: how it was
-    made, by name; reasons: why no epsilon holds, by defense; pictures: of each evaluation with kept victims; picture:
-    address of a file with all of them (`labelled_png`), for Markdown, "" for none;
-    problems: what could not be read, in sentences.
+    made, by name; reasons: why no epsilon holds, by defense; origins: the defenses of the table with their papers;
+    links: by defense the address of a page about its paper, for Markdown; costs: name of the page with bytes, memory
+    and time, beside this one; priced: the defenses on it; pictures: of each evaluation with kept victims; picture:
+    address of a file with all of them (`labelled_png`), for Markdown, "" for none; problems: what could not be read, in
+    sentences.
     """
 
     title: str
@@ -209,6 +213,10 @@ class BoardSummary:
     facts: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
     reasons: tuple[tuple[str, str], ...] = ()
+    origins: tuple[Introduction, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    costs: str = ""
+    priced: tuple[str, ...] = ()
     pictures: tuple[Sprite, ...] = ()
     picture: str = ""
     problems: tuple[str, ...] = ()
@@ -217,6 +225,11 @@ class BoardSummary:
     def costly(self) -> bool:
         """Whether nothing was attacked, so that only costs are compared."""
         return costs_alone(self.answer.tables)
+
+    @property
+    def defenses(self) -> list[str]:
+        """The names of the defenses that are compared."""
+        return _defenses(self.answer.tables)
 
     @property
     def about(self) -> str:
@@ -250,11 +263,14 @@ class BoardSummary:
         """Return the page in Markdown as GitHub and MkDocs show it."""
         lines = [f"# {markdown_text(self.title)}", "", f"**{markdown_text(self.answer.headline.words)}**", ""]
         lines += [markdown_text(f"{self.about}. {self.answer.trust.sentence}"), ""]
-        parts = [self._markdown_choices(), [f"## {self.heading}", "", *_markdown_table(self.best), ""]]
+        parts = [self._markdown_choices(), [f"## {self.heading}", "", *_markdown_table(self.best, self.links), ""]]
         if self.picture:
             words = markdown_text(". ".join(strip.words for strip in self.pictures))
             parts[0] += [f"![{words}]({self.picture})", ""]
         lines += chain.from_iterable(parts[::-1] if self.costly else parts)
+        if self.priced:
+            rows = listed([f"[{markdown_text(name)}]({self.costs}.md#{row_anchor(name)})" for name in self.priced])
+            lines += [f"{COSTS_WORDS}: {rows}.", ""]
         lines += [markdown_text(" ".join(self.notes)), ""]
         if self.folded:
             head = f'<details markdown="1"><summary>All {self.settings} settings</summary>'
@@ -263,6 +279,7 @@ class BoardSummary:
             head = f'<details markdown="1"><summary>{self.reasons_heading}</summary>'
             lines += [head, "", *(f"- {markdown_text(f'{name}: {reason}')}" for name, reason in self.reasons)]
             lines += ["", "</details>", ""]
+        lines += self._markdown_origins()
         if self.facts or self.commands:
             lines += ["## How it was made", ""]
             lines += [f"- {markdown_text(name)}: {markdown_text(fact)}" for name, fact in self.facts.items()]
@@ -275,6 +292,17 @@ class BoardSummary:
         for about, words in self.choices:
             lines += [f"{f'*{markdown_text(about)}*: ' if about else ''}{markdown_text(words)}", ""]
         return lines if self.costly else [*lines, markdown_text(CHOICE_RULE), ""]
+
+    def _markdown_origins(self) -> list[str]:
+        """Return the lines on where the defenses come from."""
+        if not self.origins:
+            return []
+        lines = [f"## {ORIGINS_HEADING}", ""]
+        for one in self.origins:
+            paper = f", [paper]({one.link})" if one.link else ""
+            page = f", [its claims beside our records]({self.links[one.name]})" if one.name in self.links else ""
+            lines.append(f"- {markdown_text(f'{one.name}: {one.paper}')}{paper}{page}")
+        return [*lines, ""]
 
     @property
     def heading(self) -> str:
@@ -289,21 +317,39 @@ class BoardSummary:
         """Return the page as one HTML file, which asks nothing of a network and runs no script."""
         from ppbench.report.page.html import template
 
-        return template("summary").render(board=self)
+        words = dict(origins_heading=ORIGINS_HEADING, costs_words=COSTS_WORDS)
+        return template("summary").render(board=self, row_anchor=row_anchor, **words)
 
 
-def _markdown_cell(title: str, cell: Lines) -> str:
-    lines = [markdown_text(line) for line in cell] or [NO_FIGURE]
-    return "<br>".join([f"**{lines[0]}**", *lines[1:]] if title == NAME_TITLE else lines)
+def row_anchor(defense: str) -> str:
+    """Return the name of the place of a defense's first row on a page."""
+    return re.sub(r"[^\w-]+", "-", defense)
 
 
-def _markdown_table(table: SummaryTable) -> list[str]:
-    """Return the lines of a table."""
+def _markdown_table(table: SummaryTable, pages: Mapping[str, str] | None = None) -> list[str]:
+    """Return the lines of a table.
+
+    pages: addresses that the names of defenses lead to; with it a link can lead to a defense's first row.
+    """
     lines = [list(table.titles), ["---"] * len(table.titles)]
+    seen: set[str] = set()
     for about, rows in table.groups:
         lines += [[f"**{markdown_text(about)}**", *[""] * (len(table.titles) - 1)]] if about else []
-        lines += [[_markdown_cell(*pair) for pair in table.pairs(row)] for row in rows]
+        for row in rows:
+            name = next(cell[0] for title, cell in table.pairs(row) if title == NAME_TITLE)
+            place = "" if pages is None or name in seen else f'<a id="{row_anchor(name)}"></a>'
+            seen.add(name)
+            lines.append([_markdown_cell(*pair, place, (pages or {}).get(name, "")) for pair in table.pairs(row)])
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _markdown_cell(title: str, cell: Lines, place: str, page: str) -> str:
+    """Return a cell; of a name with an anchor `place`, linked to `page` unless that is ""."""
+    lines = [markdown_text(line) for line in cell] or [NO_FIGURE]
+    if title != NAME_TITLE:
+        return "<br>".join(lines)
+    name = f"**{lines[0]}**"
+    return "<br>".join([place + (f"[{name}]({page})" if page else name), *lines[1:]])
 
 
 def summary_of(store: Store, title: str, images: ImagesOf | None = None) -> BoardSummary:
@@ -311,7 +357,7 @@ def summary_of(store: Store, title: str, images: ImagesOf | None = None) -> Boar
 
     images: of a record, None for those that the store keeps.
     """
-    from ppbench.report.page.html import strips_of
+    from ppbench.report.page.html import introduction_of, strips_of
 
     with loaded_records(store) as (records, problems):
         if not records:
@@ -326,10 +372,18 @@ def summary_of(store: Store, title: str, images: ImagesOf | None = None) -> Boar
     columns = COST_COLUMNS if costs_alone(answer.tables) else SUMMARY_COLUMNS
     shown, whole = _table((RANK_COLUMN, *columns), words, best), _table(columns, words, every)
     choices = tuple(choices_of(answer.tables))
-    reasons = _reasons(answer.tables)
     return BoardSummary(
-        title, answer, choices, shown, whole, reasons=reasons, pictures=pictures, problems=tuple(problems)
-    )
+        title, answer, choices, shown, whole,
+        reasons=_reasons(answer.tables),
+        origins=tuple(one for name in _defenses(answer.tables) if (one := introduction_of(name)).paper),
+        pictures=pictures,
+        problems=tuple(problems),
+    )  # fmt: skip
+
+
+def _defenses(tables: Sequence[Overview]) -> list[str]:
+    """Return the names of the defenses that are compared, in alphabetical order."""
+    return sorted({row.value.entry.defense.id for table in tables for row in table.compared})
 
 
 def _reasons(tables: Sequence[Overview]) -> tuple[tuple[str, str], ...]:
