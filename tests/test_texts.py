@@ -144,7 +144,10 @@ def test_a_tokenizer_of_a_file_makes_the_tokens(tmp_path):
     (tmp_path / "a.tsv").write_text("text\tlabel\n" + "paying pay\tx\npay\ty\n" * 6)
     data = open_dataset(f"text:{tmp_path / 'a.tsv'}?tokenizer={tmp_path}&length=4", seed=0)
     assert {tuple(row.tolist()) for row in data.train.x} == {(2.0, 3.0, 2.0, 0.0), (2.0, 0.0, 0.0, 0.0)}
-    assert data.vocabulary.text([2, 3]) == "paying"
+    assert data.vocabulary.text([2, 3]) == "paying" and not any("padding" in note for note in data.notes)
+    (tmp_path / "tokenizer.json").write_text((tmp_path / "tokenizer.json").read_text().replace("[PAD]", "!"))
+    data = open_dataset(f"text:{tmp_path / 'a.tsv'}?tokenizer={tmp_path}&length=4", seed=0)
+    assert data.notes[-1] == "token 0, '!', counts as padding: it is passed over in texts"
     with pytest.raises(UsageError, match="is no tokenizer of the Hugging Face format"):
         open_dataset(f"text:{tmp_path / 'a.tsv'}?tokenizer={tmp_path / 'a.tsv'}", seed=0)
 

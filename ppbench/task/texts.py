@@ -215,7 +215,10 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
         f"texts of column {column}, {len(classes)} classes of {label}: {listed(classes[:8])}; {len(vocabulary)} tokens"
     )
     longer = (f"{cut} of {len(tokens)} texts were cut to {options.length} tokens",) if cut else ()
-    return texts_dataset(f"text:{path.name}", parts, len(classes), options.length, vocabulary, (note, *longer))
+    word = vocabulary.words[PADDING]
+    lost = f"token {PADDING}, {word!r}, counts as padding: it is passed over in texts"
+    more = (*longer, *([] if "pad" in word.lower() else [lost]))
+    return texts_dataset(f"text:{path.name}", parts, len(classes), options.length, vocabulary, (note, *more))
 
 
 def _options(query: str) -> TextOptions:
