@@ -227,6 +227,12 @@ def test_the_oracle_chooses_one_result_for_the_whole_batch_the_best_in_the_mean(
         assert score.oracle == pytest.approx(40 if score.index == 0 else 8, abs=1e-3)
 
 
+def test_the_oracle_never_chooses_worse_than_the_answer_where_pairs_tie(victims, monkeypatch):
+    """Saturated images of noise fit two originals equally well: matched again, a tie may fall to the other pairs."""
+    monkeypatch.setattr("ppbench.questions.images.match", lambda guess, *_: [*range(len(guess))][::-1])
+    assert all(score.oracle == pytest.approx(score.psnr) for score in scored(victims, lambda x: Guess(noisy(x, 20))))
+
+
 def test_the_path_is_matched_and_scored_at_every_mark(victims):
     def answer(x):
         path = ((20, noisy(x, 10)[[1, 0]]), (5, torch.full_like(x, torch.inf)), (60, noisy(x, 30)))

@@ -388,8 +388,11 @@ def _paths(guess: Guess, truth: Data, data_range: DataRange) -> list[tuple[int, 
 
 
 def _oracle(guess: Guess, images: Tensor, truth: Data, data_range: DataRange) -> list[float]:
-    """Return the PSNR of every image if an oracle chose among the unit's answer and the rejected reconstructions."""
-    answered = _decibels(images, truth, data_range)
+    """Return the PSNR of every image if an oracle chose among the unit's answer and the rejected reconstructions.
+
+    The answer is matched already: matched again, ties could give other pairs, and a sum below the answer's own.
+    """
+    answered = [psnr(*pair) or 0.0 for pair in zip(images, truth.x, repeat(data_range), strict=False)]
     return max([answered, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
 
 
