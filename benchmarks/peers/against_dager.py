@@ -354,30 +354,34 @@ def keep(path: Path, read: Read) -> None:
     )
 
 
-def figures(work: Path, network: str, count: int, name: str) -> list[Read]:
-    """Return what was read of the batches of a row."""
-    paths = [work / f"{network}-{count}-{batch}.{name}.json" for batch in range(BATCHES)]
-    return [Read(**json.loads(path.read_text())) for path in paths if path.exists()]
+def figures(work: Path, network: str, count: int) -> list[tuple[Read, Read]]:
+    """Return what ours and DAGER's code, by the better of its tolerances, read of the batches that both attacked."""
+    pairs = []
+    for batch in range(BATCHES):
+        kept = {path.name.split(".")[1]: path for path in work.glob(f"{network}-{count}-{batch}.*.json")}
+        reads = {name: Read(**json.loads(path.read_text())) for name, path in kept.items()}
+        if "ours" in reads and "default" in reads:
+            ours = reads.pop("ours")
+            pairs.append((ours, max(reads.values(), key=lambda one: one.right)))
+    return pairs
 
 
 def print_table(work: Path) -> None:
     """Print the table as measured.json keeps it."""
     rows = []
     for network, count in ROWS:
-        theirs = {name: figures(work, network, count, name) for name in ("default", "readme")}
-        better = max(theirs, key=lambda name: sum(one.right for one in theirs[name]))
-        cells = [cell(figures(work, network, count, "ours"), count), cell(theirs[better], count)]
-        rows.append([f"{SHOWN[network]}, batch {count}", *cells, "none" if better == "default" else "as the README"])
+        if pairs := figures(work, network, count):
+            cells = [cell(side, count) for side in zip(*pairs, strict=True)]
+            rows.append([f"{SHOWN[network]}, {len(pairs)} of {count}", *cells])
     print(json.dumps(rows, indent=1))
 
 
 def cell(reads: Sequence[Read], count: int) -> str:
     """Return the share of tokens, the exact texts, and the range of seconds of some batches, in words."""
-    if not reads:
-        return ""
     right, exact = sum(one.right for one in reads) / len(reads), sum(one.exact for one in reads)
     least, most = (bound(one.seconds for one in reads) for bound in (min, max))
-    return f"{100 * right:.1f} %, {exact} of {count * len(reads)}, {least:.0f} to {most:.0f} s"
+    seconds = f"{least:.1f} s" if len(reads) == 1 else f"{least:.1f} to {most:.1f} s"
+    return f"{100 * right:.1f} %, {exact} of {count * len(reads)}, {seconds}"
 
 
 if __name__ == "__main__":
