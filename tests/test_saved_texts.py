@@ -78,6 +78,17 @@ def test_padding_changes_nothing_and_vectors_stand_for_embeddings(folder):
     assert not any("pooler" in name for name in plan.net.names)  # nothing depends on it
 
 
+def test_a_saved_network_sees_what_transformers_lets_it_see(folder):
+    from transformers import AutoModel
+
+    plan, (x, _) = plan_of(folder), texts(2)
+    stack = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    with torch.no_grad():
+        state = stack(input_ids=x[:1].long()).last_hidden_state
+    expected = state[:, -1] if stack.config.model_type == "gpt2" else state.mean(1)
+    torch.testing.assert_close(plan.net.features(initial(plan.spec, 0), x[:1]), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_texts_are_read_off_one_gradient_of_a_saved_network(folder, frozen):
     from ppbench.base.vocabulary import Vocabulary

@@ -227,9 +227,19 @@ class RowSpace:
         return 1 - float(self.weights.sum()) / self.rows.shape[1]
 
     @property
+    def rank(self) -> int:
+        """The number of directions that stand out of noise and rounding."""
+        return int((self.weights > 0.5).sum())
+
+    @property
+    def read_distance(self) -> float:
+        """The distance up to which an input counts as read: rounding turns the weakest direction by so much."""
+        return max(READ_DISTANCE, min(FAR_BEHIND, torch.finfo(torch.float32).eps * self.condition))
+
+    @property
     def limit(self) -> float:
         """The distance up to which an input behind the first attention counts as read."""
-        return READ_DISTANCE if self.whole else FAR_BEHIND
+        return self.read_distance if self.whole else FAR_BEHIND
 
     def distance(self, x: Tensor) -> Tensor:
         """Return the distance [...] of inputs [..., D] from it, relative to their norm."""

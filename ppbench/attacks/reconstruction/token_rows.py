@@ -26,6 +26,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import guessed_labels
 from ppbench.attacks.reconstruction.row_spaces import (
+    FAR_BEHIND,
     READ_DISTANCE,
     ROUNDED_SIZE,
     RowSpace,
@@ -90,10 +91,10 @@ def near_tokens(
     distances, order = space.distance(x).T.cpu().sort(dim=1)
     tokens_near = near.gather(1, order)
     usual = float(distances[:, 0].median())
-    limit = max(READ_DISTANCE, min(10 * usual, 0.5 * math.sqrt(max(space.free, 0.0))))
+    limit = max(space.read_distance, min(10 * usual, 0.5 * math.sqrt(max(space.free, 0.0))))
     kept = [int((row < limit).sum()) for row in distances]
     most = [
-        min(number, max(2 * count, int((row < READ_DISTANCE).sum())))
+        min(number, max(2 * count, int((row < space.read_distance).sum())))
         for number, row in zip(kept, distances, strict=True)
     ]
     return NearTokens(
@@ -157,14 +158,14 @@ def _from_left(text_filter: TextFilter, near: NearTokens, count: int) -> list[Re
         grown = [(text, token) for text in open_ for token in tokens]
         if not grown:
             break
-        rows = torch.full((len(grown), length), float(PADDING))
-        for row, (text, token) in zip(rows, grown, strict=True):
-            row[: place + 1] = torch.tensor([*text.tokens, token], dtype=torch.float32)
+        rows = torch.tensor([[*text.tokens, token] for text, token in grown], dtype=torch.float32)
         distances = text_filter(rows)[:, place].tolist()
+        tried = [(text, token, distance) for (text, token), distance in zip(grown, distances, strict=True)]
+        goes_on = {one[0] for one in tried if one[2] < _usual_limit(text_filter, one[0])}
         longer = [
             ReadText((*text.tokens, token), (text.distance * place + distance) / (place + 1))
-            for (text, token), distance in zip(grown, distances, strict=True)
-            if distance < max(text_filter.space.limit, 3 * text.distance)
+            for text, token, distance in tried
+            if distance < (_usual_limit(text_filter, text) if text in goes_on else FAR_BEHIND)
         ]
         starts = {one.tokens[:-1] for one in longer}
         done += [text for text in open_ if text.tokens not in starts]
@@ -174,6 +175,11 @@ def _from_left(text_filter: TextFilter, near: NearTokens, count: int) -> list[Re
     return sorted(
         filled, key=lambda one: (one.distance > text_filter.space.limit, one.tokens.count(PADDING), one.distance)
     )
+
+
+def _usual_limit(text_filter: TextFilter, text: ReadText) -> float:
+    """Return the distance of a text's next token; one on which the loss hardly depends is farther, by rounding."""
+    return max(text_filter.space.limit, 3 * text.distance)
 
 
 def _by_exchange(
@@ -434,7 +440,8 @@ def _solved(near: NearTokens, texts_read: Sequence[ReadText], count: int, limit:
     """Return how well the tokens were determined; limit: the distance up to which a text counts as read."""
     places, space = sum(bool(some) for some in near.tokens), near.space
     sure = [one for one in texts_read[:count] if one.distance < limit]
-    exact = len(sure) == count and space.free > LEAST_FREE
+    pairs = {pair for one in sure for pair in enumerate(one.tokens) if pair[1] != PADDING}
+    exact = len(sure) == count and space.free > LEAST_FREE and len(pairs) >= space.rank  # else some are missing
     worst = max([one.distance for one in texts_read[:count]], default=1.0)
     determined = sum(len(one.tokens) - one.tokens.count(PADDING) for one in sure)
     return SolvedLayer("tokens", max(count * places, determined), determined, space.condition, worst, exact)
