@@ -420,9 +420,9 @@ same gradients, know the public network, and see no gradient of an embedding. Sh
 
 <<texts-beside-dager>>
 
-One batch a row, which is few. DAGER's decoder reads nothing of batches at its default tolerance, which takes the ranks
-134 and 247 to be 118 and 195. At `--rank_tol` 1e-7 it reads batch 4; batch 8 had not ended after 75 s of wall time.
-`token_rows` has this fault too at batch 8 (it counts 190 in the first layer), and does not call those texts exact.
+One batch a row, which is few; of two others each, `token_rows` reads every token, too. DAGER's decoder reads nothing of
+batches at its default tolerance, which takes the ranks 134 and 247 to be 118 and 195. At `--rank_tol` 1e-7 it reads
+batch 4; batch 8 had not ended after 75 s of wall time.
 
 ## Looking victims up
 

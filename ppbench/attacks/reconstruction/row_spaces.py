@@ -19,7 +19,7 @@ from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 from ppbench.nets.net import initial
 
-ROUNDED_SIZE = 2e-6
+ROUNDED_SIZE = 4e-7
 """Singular values of a float32 gradient that are rounding, relative to the largest."""
 READ_DISTANCE = 1e-3
 """Distance from the row space, relative to the input's norm, up to which an input counts as read."""
