@@ -90,7 +90,9 @@ class Lamp(ImageSearch):
         return plan.vocabulary is not None and bool(plan.net.embedding)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess per challenge; UsageError as `check`."""
+        """Return one guess per challenge, a start of other inputs than texts; UsageError as `check`."""
+        if not self.suits(view.plan):
+            return [replace(guess, evaluations=1) for guess in self.answer([], view.plan, challenges, generator)]
         prior = WordPairs() if view.public is None else WordPairs.of(view.public.x)
         attack = partial(self._searched, prior=prior)
         return self.answer(self.evidence(view), view.plan, challenges, generator, attack)
@@ -120,7 +122,9 @@ class _Search:
 
     def guess(self) -> Guess:
         """Return the nearest text over all steps and moves."""
-        z = min((self._drawn() for _ in range(self.attack.starts)), key=self._distance).requires_grad_()
+        z = min(
+            (self._drawn() for _ in range(min(self.attack.starts, self.attack.budget))), key=self._distance
+        ).requires_grad_()
         best, least = z.detach().clone(), math.inf
         optimizer = torch.optim.Adam([z], lr=self.attack.rate)
         decay = torch.optim.lr_scheduler.StepLR(optimizer, DECAY_EVERY, DECAY)
