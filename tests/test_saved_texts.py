@@ -56,7 +56,7 @@ def read(plan, vocabulary, x, y):
     observed = dict(zip(params, torch.autograd.grad(loss, [*params.values()]), strict=True))
     slot = Slot(0, 0)
     evidence = Evidence((slot,), observed, lambda a, b: observed, params)
-    (guess,) = TokenRows().answer([evidence], plan, [Challenge((slot,), len(x))], torch.Generator().manual_seed(0))
+    (guess,) = TokenRows(largest_batch=8).answer([evidence], plan, [Challenge((slot,), len(x))], torch.Generator().manual_seed(0))
     order = TEXT.match(guess.x, x, plan.data_range)
     return guess, [TEXT.accuracy(guess.x[i], text) for i, text in zip(order, x, strict=True)]
 

@@ -355,7 +355,7 @@ class TokenRows(Attack):
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
     reference: ClassVar[str] = "Petrov, Dimitrov, Baader, Mueller and Vechev, DAGER, NeurIPS 2024"
 
-    largest_batch: PositiveInt = 8
+    largest_batch: PositiveInt = 4
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the network takes token numbers, and its first linear layers read them one by one."""
