@@ -56,7 +56,8 @@ def read(plan, vocabulary, x, y):
     observed = dict(zip(params, torch.autograd.grad(loss, [*params.values()]), strict=True))
     slot = Slot(0, 0)
     evidence = Evidence((slot,), observed, lambda a, b: observed, params)
-    (guess,) = TokenRows(largest_batch=8).answer([evidence], plan, [Challenge((slot,), len(x))], torch.Generator().manual_seed(0))
+    attack, challenge = TokenRows(largest_batch=8), Challenge((slot,), len(x))
+    (guess,) = attack.answer([evidence], plan, [challenge], torch.Generator().manual_seed(0))
     order = TEXT.match(guess.x, x, plan.data_range)
     return guess, [TEXT.accuracy(guess.x[i], text) for i, text in zip(order, x, strict=True)]
 

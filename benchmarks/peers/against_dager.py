@@ -159,7 +159,8 @@ def read_by_us(plan: Any, x: Tensor, y: Tensor) -> tuple[Read, dict[str, Tensor]
     slot = Slot(0, 0)
     evidence = Evidence((slot,), observed, lambda a, b: observed, params)
     began = time.process_time()
-    (guess,) = TokenRows(largest_batch=8).answer([evidence], plan, [Challenge((slot,), len(x))], torch.Generator().manual_seed(0))
+    attack, challenge = TokenRows(largest_batch=8), Challenge((slot,), len(x))
+    (guess,) = attack.answer([evidence], plan, [challenge], torch.Generator().manual_seed(0))
     took = time.process_time() - began
     return score(guess.x.long().tolist(), x.long(), took, "exact" if guess.is_exact else ""), observed
 
