@@ -165,7 +165,7 @@ def test_random_weights_are_a_function_of_their_own_seed():
     first, other = build(spec()), build(spec(backbone_seed=1))
     torch.manual_seed(5)
     again = build(net_spec("frozen_backbone", CIFAR, 7, {"backbone": FROZEN}))
-    assert first.frozen_sha256 == again.frozen_sha256 != other.frozen_sha256
+    assert first.weights_sha256 == again.weights_sha256 != other.weights_sha256
     heads = [initial(one, 3)["head.weight"] for one in (spec(), spec(backbone_seed=1))]
     assert torch.equal(*heads)
 
@@ -174,13 +174,13 @@ def test_vmap_equals_a_loop_in_float64_and_leaves_the_constants(saved):
     net = build(spec(weights=saved("w.safetensors")))
     params = {name: value.double() for name, value in initial(net.spec, 0).items()}
     x, y = images(3, 2, dtype=torch.float64), torch.tensor([[0, 1], [2, 3], [4, 5]])
-    digest = net.frozen_sha256
+    digest = net.weights_sha256
     together = vmap(grad(lambda p, x, y: loss(net, p, x, y)), in_dims=(None, 0, 0))(params, x, y)
     for i in range(3):
         alone = grad(lambda p, i=i: loss(net, p, x[i], y[i]))(params)
         assert all(torch.allclose(together[n][i], alone[n], atol=1e-10) for n in params)
-    del net.frozen_sha256  # computed anew below
-    assert net.frozen_sha256 == digest
+    del net.weights_sha256  # computed anew below
+    assert net.weights_sha256 == digest
     assert {value.dtype for value in net.frozen.values()} == {torch.float32, torch.int64}
 
 
@@ -188,7 +188,7 @@ def test_every_process_on_every_machine_names_the_same_constants_alike(original,
     """Values by place, exact in float32: a name in a record that hung on a process's hashes would be another one."""
     state = {n: torch.full_like(value, i % 64) for i, (n, value) in enumerate(original.state_dict().items())}
     torch.save(state, tmp_path / "w.pth")
-    assert build(spec(weights=str(tmp_path / "w.pth"))).frozen_sha256 == PINNED
+    assert build(spec(weights=str(tmp_path / "w.pth"))).weights_sha256 == PINNED
 
 
 def config(**options: OptionValue) -> EvaluateConfig:
@@ -202,7 +202,7 @@ def test_records_name_weights_by_their_digest_not_by_their_place(saved):
         return dict(describe(make_task(configs), configs)[1].options)
 
     first, second = recorded(weights=saved("a.pth")), recorded(weights=saved("b.safetensors"))
-    digest = build(spec((1, 8, 8), weights=saved("a.pth"))).frozen_sha256
+    digest = build(spec((1, 8, 8), weights=saved("a.pth"))).weights_sha256
     assert first == second == {"backbone": FROZEN, "weights": f"sha256:{digest}"}
     assert recorded()["weights"] != first["weights"] != recorded(backbone_seed=1)["weights"]
 

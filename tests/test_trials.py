@@ -130,7 +130,7 @@ def test_a_network_of_several_precisions_is_computed_in_them(
     if layer:
         module.get_submodule(layer).to(dtype)
     network = held_network(module, users.SHAPE).spec.net
-    assert len(network.frozen_sha256) == 64
+    assert len(network.weights_sha256) == 64
     start = initial(network.spec, 0)
     assert {value.dtype for value in start.values()} == {torch.float32}
     torch.testing.assert_close(network(start, X), module(X).float(), rtol=0, atol=0)

@@ -203,10 +203,10 @@ class TokenOverlap:
         return {"rouge1": SimpleNamespace(mid=SimpleNamespace(fmeasure=share))}
 
 
-def functions_of(file: Path, wanted: Sequence[str], names: dict[str, Any]) -> dict[str, Any]:
+def functions_of(file: Path, functions: Sequence[str], names: dict[str, Any]) -> dict[str, Any]:
     """Return `names` with some functions of a file, of which nothing else is run."""
     source = ast.parse(file.read_text(encoding="utf-8"))
-    source.body = [part for part in source.body if isinstance(part, ast.FunctionDef) and part.name in wanted]
+    source.body = [part for part in source.body if isinstance(part, ast.FunctionDef) and part.name in functions]
     own = dict(names)
     exec(compile(source, str(file), "exec"), own)
     return own
@@ -267,12 +267,12 @@ class Dager:
         wrapper = self.wrapped(args, kept["network"], kept["folder"], kept["gradients"])
         filter_l1, rate, notes = self.names["filter_l1"], texts_a_second(wrapper, args), list[str]()
 
-        def sized(*given: Any) -> Any:
-            found = filter_l1(*given)
-            ends = max(len(found[3]), 1)
+        def sized(*arguments: Any) -> Any:
+            filtered = filter_l1(*arguments)
+            ends = max(len(filtered[3]), 1)
             args.maxC = min(args.maxC, max(args.parallel, int(seconds * rate / ends)))
-            notes.append(f"{len(found[3])} ends, {args.maxC} texts each, {[len(ids) for ids in found[1]]} tokens")
-            return found
+            notes.append(f"{len(filtered[3])} ends, {args.maxC} texts each, {[len(ids) for ids in filtered[1]]} tokens")
+            return filtered
 
         names = self.names | {"filter_l1": sized}
         reconstruct = type(self.names["reconstruct"])(self.names["reconstruct"].__code__, names)

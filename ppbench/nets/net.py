@@ -174,9 +174,9 @@ class Net:
         return self.module.own_name(name) if isinstance(self.module, UserNetwork) else name
 
     @cached_property
-    def frozen_sha256(self) -> str:
-        """The SHA-256, in hex, of the frozen tensors: names, dtypes, shapes and bytes."""
-        return digest_of(self.frozen)
+    def weights_sha256(self) -> str:
+        """The SHA-256, in hex, of the weights that no seed draws: frozen ones, and trained ones that a file starts."""
+        return digest_of(self.frozen | (initial(self.spec, 0) if self.module.from_file else {}))
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return logits [B, C], of pixels [B, C, H, W], of x [B, *shape] under `params`, as in a training step."""

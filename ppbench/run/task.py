@@ -202,7 +202,8 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
     """Return the parts of a cell's configuration that a task determines."""
     dataset, plan = task.dataset, task.plan
     public = 0 if task.public is None else len(task.public.x)
-    members, frozen = sum(len(shard.x) for shard in task.shards.values()), plan.net.frozen
+    members = sum(len(shard.x) for shard in task.shards.values())
+    stated = bool(plan.net.frozen) or plan.net.module.from_file
     data = DataInfo(
         name=dataset.name,
         sha256=dataset.sha256(),
@@ -216,7 +217,7 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
     model = ModelInfo(
         id=plan.spec.model,
         # A file is identified by its content, not by its path.
-        options={**dict(plan.spec.options), **({"weights": f"sha256:{plan.net.frozen_sha256}"} if frozen else {})},
+        options={**dict(plan.spec.options), **({"weights": f"sha256:{plan.net.weights_sha256}"} if stated else {})},
         shape=list(plan.spec.shape),
         classes=plan.spec.classes,
         parameters=plan.net.parameter_count,

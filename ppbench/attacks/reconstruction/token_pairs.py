@@ -84,7 +84,7 @@ def token_pairs(
             explained = reach[:, None] * (along @ torch.linalg.solve(system, image.T))
             sizes = explained.norm(dim=1)
             reach = (sizes + LEAST_SIZE * sizes.max()) ** (2 - power)
-            if bool(known.any()):
+            if sure:
                 reach[known] = reach[known].clamp(min=float(reach[known].mean()))
     tokens, places = (torch.tensor(some) for some in zip(*candidates, strict=True))
     return TokenPairs(tokens, places, explained * strengths ** (1 - EVENED) @ (basis * norms).T, sizes)

@@ -231,6 +231,7 @@ def hf(
         _adapt(stack, lora)
     model = Classifier(SavedFeatures(stack, table, causal), nn.Linear(table.embedding_dim, classes))
     model.embedding = next(name for name, value in model.named_parameters() if value is table.weight)
+    model.from_file = True
     _freeze_unread(model, shape)
     return model
 
