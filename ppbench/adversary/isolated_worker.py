@@ -24,6 +24,7 @@ from ppbench.base.device import computing
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.base.fence import check_answers, guard, made
 from ppbench.base.registry import plugins
+from ppbench.base.threads import set_threads
 from ppbench.federation.acting import Before
 from ppbench.federation.plan import Plan
 from ppbench.federation.threats import THREATS, ThreatModel, register
@@ -114,7 +115,7 @@ def main(ask: str, work: str) -> None:
     call = HookCall.model_validate_json((home / "ask.json").read_bytes())
     for threat in call.threats:
         register(threat)
-    torch.set_num_threads(call.threads)
+    set_threads(call.threads)
     try:
         with guard("attacks", call.attack), computing(call.tf32):
             reply = reply_to(call, home, out)

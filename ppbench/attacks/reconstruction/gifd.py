@@ -50,6 +50,7 @@ from ppbench.attacks.reconstruction.search.descent import (
 from ppbench.attacks.reconstruction.search.problem import Problem, RowValue, Space
 from ppbench.attacks.reconstruction.search.starts import PosedVictim
 from ppbench.base.errors import UsageError
+from ppbench.base.threads import one_thread
 from ppbench.base.tree import Params, moved
 from ppbench.federation.bounds import NonNegative, Positive, PositiveInt, RandomSeed, UnitInterval
 from ppbench.federation.plan import Plan
@@ -297,9 +298,7 @@ def fresh(
     images: Tensor, data: str, plan: Architecture, data_range: tuple[float, float], training: Training, split: str
 ) -> Generator:
     """Return a newly trained generator, on one thread: sums in another order would give another file."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         generator = torch.Generator().manual_seed(training.seed)
         order = torch.randperm(len(images), generator=generator)
         count = min(MEASURED, max(1, len(images) // 10)) if len(images) > 1 else 0
@@ -310,8 +309,6 @@ def fresh(
         decoder, encode = pair.finished(kept[: 4 * MEASURED])
         test = left_out if count else kept
         ceiling, best = measured(decoder, encode(test), test)
-    finally:
-        torch.set_num_threads(before)
     about = Provenance(
         FORMAT, plan, (low, high), data, split, len(kept), training.steps, training.batch, training.lr,
         training.noise, training.seed, ceiling, best, count,

@@ -1,4 +1,4 @@
-"""Jobs on this machine: spawned processes of one torch thread each, or this process itself."""
+"""Jobs on this machine: spawned processes of one thread each, or this process itself."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as first_of
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 
-import torch
-
 from ppbench.base.errors import UsageError, held_back
 from ppbench.base.machine import of_machine
+from ppbench.base.threads import one_thread, set_threads
 from ppbench.federation.threats import THREATS, ThreatModel, register
 from ppbench.run.jobs import Done, Failure, Tell, WorkerDied, WorkItem, attempt, work
 
@@ -35,7 +33,7 @@ def _enter(queue: SimpleQueue[int], parent: int, threats: Iterable[ThreatModel])
     global _rounds
     for threat in threats:  # those that a script registered are not in the worker's modules
         register(threat)
-    torch.set_num_threads(1)
+    set_threads(1)
     for name in ("SIGINT", "SIGHUP"):  # the terminal sends them to all processes: the parent ends this one
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -56,17 +54,6 @@ def _enter(queue: SimpleQueue[int], parent: int, threats: Iterable[ThreatModel])
 def _run(job: WorkItem) -> Failure | None:
     queue = _rounds
     return attempt(job, None if queue is None else queue.put)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run the body with one torch thread: the number of threads may change the last bits of a sum."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class InlineExecutor:

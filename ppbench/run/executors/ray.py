@@ -66,9 +66,9 @@ def unfit(order: Order) -> str | None:
 
 def run_order(order: Order) -> Failure | str | None:
     """Do a job on a node; return its failure, or one sentence on why the node cannot do jobs."""
-    import torch
+    from ppbench.base.threads import set_threads
 
-    torch.set_num_threads(1)  # the number of threads may change the last bits of a sum
+    set_threads(1)
     reason = unfit(order)
     if reason is not None:
         return reason
