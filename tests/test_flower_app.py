@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 import torch
 from adapted import data
 
+from ppbench.adversary.attack import Challenge
+from ppbench.attacks.reconstruction.token_rows import TokenRows
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_plugin
@@ -26,6 +29,7 @@ from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
+from ppbench.task.user_data import open_dataset
 
 pytest.importorskip("flwr")
 
@@ -42,7 +46,7 @@ def app(tmp_path: Path) -> Iterator[Path]:
     before = [*sys.path]
     yield place
     sys.path[:] = before
-    for name in [name for name in sys.modules if name.partition(".")[0] == "quick_app"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("quick_app", "text_app")]:
         del sys.modules[name]
 
 
@@ -127,6 +131,31 @@ def test_its_running_statistics_are_averaged_and_seen_if_norms_are_tracked(app: 
         assert {*one.statistics} == {*names} and at_truth(one, right.x[None], right.y[None]) < 1e-8
         assert at_truth(one, other.x[None], other.y[None]) > 1e-3
     assert {*next(iter(view.exchanges())).answer.rest.arrays["buffers"]} == {"norm.num_batches_tracked"}
+
+
+def test_an_app_of_texts_gets_token_numbers_and_a_mask_and_its_letters_are_read(app: Path) -> None:
+    (app / "quick_app").rename(app / "text_app")  # the registry keeps networks by their addresses
+    for file in [app / "pyproject.toml", *(app / "text_app").glob("*.py")]:
+        file.write_text(file.read_text().replace("quick_app", "text_app"))
+    task = app / "text_app" / "task.py"
+    begin, end = task.read_text().split("def load_data", 1)
+    called = end.replace('net(batch["img"]), batch["label"]', 'net(batch["ids"], batch["mask"]).logits, batch["label"]')
+    task.write_text(f"{begin.split('class Net')[0]}from users_texts import Masked as Net\n\n\ndef load_data{called}")
+    letters = open_dataset("letters", seed=0)
+    shards = {client: letters.train.take(torch.arange(12 * client, 12 * client + 12)) for client in range(2)}
+    name = changed(app, batch='["ids", "mask", "label"]')
+    defense = loaded(name)()
+    plan = Plan(net_spec("text_app.task:Net", letters.shape, 4), 2, Local("delta", 1, 8, Opt("sgd", 0.1)))
+    plan = replace(plan, data_range=letters.data_range, kind="text", vocabulary=letters.vocabulary)
+    run = Federation(defense, plan, shards, Seeds(0))
+    run.start(initial(plan.spec, 0))
+    assert run.run(1)
+    slot, victim = Slot(0, 0), letters.train.take(torch.arange(50, 51))
+    view = run.probe({slot: victim}).view("server/1")
+    (evidence,) = view.defense.evidence(view)
+    assert at_truth(evidence, victim.x[None], victim.y[None]) < 1e-9
+    (guess,) = TokenRows().run(view, [Challenge((slot,), 1)], torch.Generator().manual_seed(0))
+    assert torch.equal(guess.x, victim.x)
 
 
 def test_probes_move_nothing_and_a_seed_gives_one_result(app: Path) -> None:

@@ -123,6 +123,11 @@ def test_noise_at_chance_is_blind_only_beside_an_undefended_model_that_falls(fab
     assert legible.level == "blind", "recognizable is enough to vouch for the attacks"
     stands = leak_of([cell(fabricate, NOISE)], vouched=True, none=undefended(fabricate, 9.0))
     assert (stands.level, stands.plain, codes(stands)) == ("undecided", "undecided", ["undefended_stands"])
+    half = leak_of(
+        [cell(fabricate, victims([40.0] * 6 + [5.0] * 6, [False] * 12, [False] * 12), defense="none")], vouched=True
+    )
+    few = leak_of([cell(fabricate, NOISE)], vouched=True, none=half)
+    assert not half.falls and codes(few) == ["few_victims"], "half of its images are rebuilt: it does not resist"
     alone = leak_of([cell(fabricate, NOISE)], vouched=True)
     assert (alone.level, alone.plain, codes(alone)) == ("undecided", "undecided", ["undefended_missing"])
     assert undefended(fabricate, 9.0).level == "blind" and codes(undefended(fabricate, 9.0)) == [], (

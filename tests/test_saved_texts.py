@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from users_texts import classifier_of_transformers
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.row_spaces import TextReader, linear_groups
 from ppbench.attacks.reconstruction.token_rows import TokenRows
 from ppbench.base.errors import UsageError
 from ppbench.base.vision import torchvision
-from ppbench.base.vocabulary import PADDING
+from ppbench.base.vocabulary import PADDING, Vocabulary
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.wire import Slot
@@ -28,6 +29,7 @@ from ppbench.task.user_data import open_dataset
 pytest.importorskip("transformers")
 torchvision()  # transformers cannot import what is built for CUDA alone
 WORDS, LENGTH = 40, 12
+VOCABULARY = Vocabulary(tuple(f"w{i}" for i in range(WORDS)))
 
 
 @pytest.fixture(scope="module", params=["bert", "gpt2"])
@@ -94,10 +96,7 @@ def test_a_saved_network_sees_what_transformers_lets_it_see(folder):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_texts_are_read_off_one_gradient_of_a_saved_network(folder, frozen):
-    from ppbench.base.vocabulary import Vocabulary
-
-    vocabulary = Vocabulary(tuple(f"w{i}" for i in range(WORDS)))
-    guess, shares = read(plan_of(folder, frozen_embedding=frozen), vocabulary, *texts(2))
+    guess, shares = read(plan_of(folder, frozen_embedding=frozen), VOCABULARY, *texts(2))
     assert shares == [1.0, 1.0] and guess.is_exact
 
 
@@ -169,3 +168,15 @@ def test_reviews_are_read_off_a_gradient_of_minilm(minilm, tmp_path, count, leng
     counts = (part.x != PADDING).sum(1)
     right = sum(share * int(count) for share, count in zip(shares, counts, strict=True)) / int(counts.sum())
     assert right >= least and (right == 1.0 or not guess.is_exact)
+
+
+def test_a_users_classifier_of_transformers_is_taken_unchanged_and_read():
+    x, y = texts(2)
+    plan = Plan(net_spec("users_texts:classifier_of_transformers", (LENGTH,), 3), 1, kind="text")
+    params = initial(plan.spec, 0)
+    module = classifier_of_transformers()
+    state = {plan.net.own_name(name): value for name, value in params.items()}
+    module.load_state_dict(state, strict=False)
+    right = module(x.long(), attention_mask=(x != PADDING).long()).logits
+    torch.testing.assert_close(plan.net(params, x), right, atol=1e-5, rtol=1e-4)
+    assert read(plan, VOCABULARY, x[:1], y[:1])[1] == [1.0]

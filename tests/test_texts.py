@@ -184,7 +184,7 @@ def test_gradients_of_texts_are_mapped_over_examples():
 
 
 def test_texts_need_a_network_of_texts_and_no_other_data_one():
-    with pytest.raises(UsageError, match="has texts, but model 'mlp' takes no texts; use 'transformer' or 'gpt'"):
+    with pytest.raises(UsageError, match="has texts, but model 'mlp' takes no texts; use 'transformer', 'gpt', or"):
         make_task(configure(defense="none", dataset="letters", model="mlp"))
     with pytest.raises(UsageError, match="it takes texts"):
         make_task(configure(defense="none", dataset="digits", model="gpt"))

@@ -169,6 +169,11 @@ class Net:
         self.mixes, self.fewest, self.most = module.mixes, module.fewest, module.most
         self._written, self._single, self.embedding = module.written, module.single, module.embedding
 
+    @property
+    def rows(self) -> int:
+        """Number of tokens of a network of texts, else 0."""
+        return int(self.module.get_parameter(self.embedding).shape[0]) if self.embedding else 0
+
     def own_name(self, name: str) -> str:
         """Return the user's name of the parameter or layer `name`."""
         return self.module.own_name(name) if isinstance(self.module, UserNetwork) else name

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ppbench.base.errors import UsageError, one_line, shown
 from ppbench.base.vision import importable
+from ppbench.base.vocabulary import PADDING
 from ppbench.nets import modes
 from ppbench.nets.classifier import (
     Classifier,
@@ -68,10 +69,91 @@ def build_user_network(
         if not isinstance(module, nn.Module):
             raise Unfit(f"it gave {one_line(type(module).__name__, 60)}; it must give an nn.Module")
         x = _examples(shape)
+        table = table_of(module, shape)
+        module = taking_texts(module, table) if table else module
         _check_precision(module.train(), x)
-        return split_at_head(_in_training(module.float(), x, str(norms), str(dropout)), x, classes)
+        classifier = split_at_head(_in_training(module.float(), x, str(norms), str(dropout)), x, classes)
+        classifier.embedding = f"features.{table}.weight" if table else ""
+        return classifier
     except Unfit as cause:
         raise UsageError(f"Model {shown(name)} cannot be used for inputs {shape}: {cause}.") from cause
+
+
+# -- Networks of texts: token numbers come as floats [B, L], or vectors [B, L, D] take the place of their embeddings --
+
+
+def table_of(module: nn.Module, shape: tuple[int, ...]) -> str:
+    """Return the name of the embedding that gets a module's input, token numbers [B, L], as it is; "" if none does."""
+    if len(shape) != 1:
+        return ""
+    numbers, reading = 1 + torch.arange(2 * shape[0]).view(2, -1) % 2, list[str]()  # no positions, no padding
+    copy = modes.copied(module)
+    for name, part in copy.named_modules():
+        if isinstance(part, nn.Embedding):
+            part.register_forward_pre_hook(
+                lambda _, inputs, name=name: reading.append(name) if torch.equal(inputs[0], numbers) else None
+            )
+    with suppress(Exception), torch.no_grad(), modes.kept_generators():
+        copy(numbers, **_mask_for(type(copy), numbers))
+    return reading[0] if reading else ""
+
+
+BLOCKED = -1e9
+"""Added to a score that attention must not see; finite, so that a text of padding alone gives no NaN."""
+
+
+def _mask_for(kind: type[nn.Module], numbers: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Return which tokens of numbers [B, L] are no padding, as the argument `attention_mask`, if a class takes it.
+
+    Networks of `transformers` get what is added to scores, [B, 1, L, L]: of [B, L] they make it by code that
+    transforms of torch.func cannot handle.
+    """
+    if "attention_mask" not in inspect.signature(kind.forward).parameters:
+        return {}
+    real = (numbers != PADDING).long()
+    if not hasattr(kind, "get_input_embeddings"):
+        return {"attention_mask": real}
+    hidden = BLOCKED * (1 - real).to(dtype)
+    return {"attention_mask": hidden[:, None, None, :].expand(-1, 1, numbers.shape[1], -1)}
+
+
+def taking_texts(module: nn.Module, name: str) -> nn.Module:
+    """Return a module that takes token numbers as floats [B, L], or vectors [B, L, D] in the place of embeddings.
+
+    name: of the embedding. The module gets the padding as `attention_mask` if it takes one; vectors are no padding. An
+    answer with a part `logits`, as `transformers` gives it, is replaced by that part. Done by the classes of module and
+    embedding, so that parameters keep their names. Unfit: the embedding changes in a pass.
+    """
+    table, former = module.get_submodule(name), type(module)
+    if not isinstance(table, nn.Embedding) or table.max_norm is not None:
+        raise Unfit(f"its embedding {name} renormalizes rows in each pass (max_norm); leave that out")
+    rows = table.num_embeddings
+    _replaceable(table)
+
+    def forward(self: nn.Module, x: Tensor) -> Any:
+        numbers = x.round().long().clamp(0, rows - 1) if x.dim() == 2 else (x[..., 0] * 0).long() + PADDING + 1
+        layer: Any = self.get_submodule(name)
+        layer.vectors = None if x.dim() == 2 else x
+        try:
+            answer = former.forward(self, numbers, **_mask_for(former, numbers, x.dtype))
+        finally:
+            layer.vectors = None
+        return getattr(answer, "logits", answer)
+
+    module.__class__ = type(former.__name__, (former,), {"forward": forward, "__module__": former.__module__})
+    return module
+
+
+def _replaceable(table: nn.Embedding) -> None:
+    """Let an embedding answer by its attribute `vectors` where this is set."""
+    former = type(table)
+
+    def forward(self: Any, numbers: Tensor) -> Tensor:
+        vectors: Tensor | None = self.vectors
+        return former.forward(self, numbers) if vectors is None else vectors
+
+    attributes = {"forward": forward, "vectors": None, "__module__": former.__module__}
+    table.__class__ = type(former.__name__, (former,), attributes)
 
 
 def as_classifier(name: str, module: nn.Module, x: Tensor, when: str, any_output: bool = False) -> Classifier:

@@ -40,6 +40,7 @@ QualifierCode = Literal[
     "some_rebuilt",
     "untested",
     "undefended_stands",
+    "few_victims",
     "undefended_missing",
     "unlearned",
     "belied",
@@ -253,6 +254,16 @@ class Leak:
     def _unproven(self) -> bool:
         return self.compared and (self.undefended is None or not self.undefended.falls)
 
+    @property
+    def _without_proof(self) -> Qualifier:
+        """The remark on an undefended model that is not shown to leak; where most inputs are rebuilt it resists not."""
+        if self.undefended is None:
+            return Qualifier("undefended_missing", "the undefended model was not attacked")
+        share = self.undefended.everybody.share
+        if share is not None and (share.value or 0.0) >= BROKEN_SHARE:
+            return Qualifier("few_victims", "too few victims show that the undefended model leaks")
+        return Qualifier("undefended_stands", "even the undefended model resists these attacks")
+
     @cached_property
     def qualifiers(self) -> tuple[Qualifier, ...]:
         """The remarks that qualify the level."""
@@ -267,10 +278,8 @@ class Leak:
         if self.worst is not None and not self.falls:
             if not self.everybody.measured:
                 yield Qualifier("unmeasured", f"{self.everybody.modality.unmeasured} was not measured")
-            if self.compared and self.undefended is None:
-                yield Qualifier("undefended_missing", "the undefended model was not attacked")
-            elif self._unproven:
-                yield Qualifier("undefended_stands", "even the undefended model resists these attacks")
+            if self._unproven:
+                yield self._without_proof
             elif self.unlearned:
                 yield Qualifier("unlearned", self.unlearned)
         if self.untested:

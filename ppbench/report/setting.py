@@ -348,6 +348,7 @@ def _severity(value: SeedValue) -> tuple[int, bool, bool, float]:
 UNDECIDED_REASONS = {
     "failed": "undecided, attacks failed",
     "undefended_stands": "undecided: even undefended resists",
+    "few_victims": "undecided: too few victims",
     "undefended_missing": "undecided, undefended not attacked",
     "unlearned": "undecided, undefended model learned too little",
     "belied": "undecided, belied",

@@ -151,7 +151,7 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     fields["model_options"] = {name: _placed(value) for name, value in model.items()}
     if "dataset" in fields:
         fields["dataset"] = _placed(fields["dataset"])
-    if usual and "model" not in options:
+    if usual and "model" not in options and ":" not in str(base.get("model")):  # an app brings its own
         fields |= {"model": usual, "model_options": options.get("model_options") or {}}
     try:
         config = EvaluateConfig(**fields)

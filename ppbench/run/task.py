@@ -137,10 +137,16 @@ def check_fit(dataset: Dataset, plan: Plan) -> None:
         right = " or ".join(losses)
         raise UsageError(f"Data set {dataset.name!r} has {targets} as targets; use --loss {right}, not {plan.loss!r}.")
     if bool(plan.net.embedding) != (dataset.vocabulary is not None):
-        takes, right = ("texts", "another") if plan.net.embedding else ("no texts", "'transformer' or 'gpt'")
+        own = "'transformer', 'gpt', or one of yours whose nn.Embedding reads token numbers [B, L]"
+        takes, right = ("texts", "another") if plan.net.embedding else ("no texts", own)
         raise UsageError(
             f"Data set {dataset.name!r} has {dataset.modality.inputs}, but model {plan.spec.model!r} takes {takes}; "
             f"use {right}."
+        )
+    if dataset.vocabulary is not None and plan.net.rows < len(dataset.vocabulary):
+        raise UsageError(
+            f"Data set {dataset.name!r} has {len(dataset.vocabulary)} tokens, but the embedding of model "
+            f"{plan.spec.model!r} has {plan.net.rows}; give it as many."
         )
     if plan.net.pixelwise != dataset.modality.masked:
         makes, right = ("masks", "another") if plan.net.pixelwise else ("one answer an image", "'unet'")

@@ -7,6 +7,8 @@ Two names in the folder's `pyproject.toml` tell where the network and a client's
     data = "my_app.task:load_data"  # returns (training loader, test loader)
     batch = ["img", "label"]  # keys of a loader's batches; left out if they are pairs
 
+Texts go to the app as token numbers, int64; of three keys the second is that of the mask of tokens, 0 at padding.
+
 The server's `main` runs up to `Strategy.start`; then `FlowerDefense` runs the rounds, with the training settings that
 were passed there. A client's app runs as a whole, on the client's examples or on a victim's batch.
 """
@@ -49,6 +51,7 @@ from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.registry import imported
 from ppbench.base.toml_files import tomllib
 from ppbench.base.tree import Tree
+from ppbench.base.vocabulary import PADDING
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.plan import Data, Plan
 from ppbench.nets.net import initial
@@ -161,7 +164,8 @@ class App(FlowerDefense):
         for key, record in [*request.array_records.items()]:
             if {*record} == {*plan.net.names}:
                 request[key] = ArrayRecord({names[n]: array for n, array in record.items()} | {**buffers})
-        with running_flower(f"The client of {self.name!r}", seed, 2), _supplying(data, plan.local.batch):
+        own = data if plan.vocabulary is None else Data(data.x.long(), data.y)
+        with running_flower(f"The client of {self.name!r}", seed, 2), _supplying(own, plan.local.batch):
             answer = self.folder.client(Message(request, context.node_id, kind), context)
         for key, record in [] if answer.has_error() else [*answer.content.array_records.items()]:
             if all(names[name] in record for name in plan.net.names):
@@ -261,9 +265,11 @@ def _imported_app(kind: type, address: str, place: Path) -> Any:
 
 def _loaders(keys: Any, place: Path) -> Callable[..., tuple[Any, Any]]:
     """Return a replacement of the app's data function. keys: of its batches, None for pairs."""
-    if keys is not None and not (isinstance(keys, list) and len(keys) == 2 and all(isinstance(k, str) for k in keys)):
+    known = keys is None or (isinstance(keys, list) and len(keys) in (2, 3) and all(isinstance(k, str) for k in keys))
+    if not known:
         raise UsageError(
-            f"{place / FILE} has [tool.ppbench] batch = {shown(keys, 60)}; give two keys, inputs' and labels'."
+            f"{place / FILE} has [tool.ppbench] batch = {shown(keys, 60)}; give two keys, inputs' and labels', or "
+            "three, with that of a text's mask between."
         )
 
     def loaders(*_: Any, **__: Any) -> tuple[Any, Any]:
@@ -271,7 +277,9 @@ def _loaders(keys: Any, place: Path) -> Callable[..., tuple[Any, Any]]:
         if supplied is None:
             raise ProtocolError("The app loads a client's data outside a client's training; nothing is handed there.")
         data, batch = supplied
-        items: list[Any] = list(zip(data.x.cpu(), data.y.argmax(1).cpu(), strict=True))
+        x, labels = data.x.cpu(), data.y.argmax(1).cpu()
+        parts = (x, labels) if keys is None or len(keys) == 2 else (x, (x != PADDING).long(), labels)
+        items: list[Any] = list(zip(*parts, strict=True))
         if keys is not None:
             items = [dict(zip(keys, item, strict=True)) for item in items]
         return DataLoader(items, batch_size=batch, shuffle=True), DataLoader(items, batch_size=batch)  # type: ignore[arg-type]  # a list

@@ -40,13 +40,15 @@ def _watched(module: nn.Module, names: Sequence[str], last: str = "") -> Iterato
     """Note the first inputs of the linear layers `names`, in the order of the pass, which ends at the layer `last`."""
     inputs: dict[str, Tensor] = {}
 
-    def note(name: str, x: Tensor) -> None:
-        inputs.setdefault(name, x.detach())
+    def note(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
+        x = _read_by(part, args)
+        if x is not None:
+            inputs.setdefault(name, x.detach())
         if name == last:
             raise _Read
 
     hooks = [
-        module.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
+        module.get_submodule(name).register_forward_pre_hook(lambda part, args, name=name: note(name, part, args))
         for name in names
     ]
     try:
@@ -56,9 +58,28 @@ def _watched(module: nn.Module, names: Sequence[str], last: str = "") -> Iterato
             hook.remove()
 
 
+def _read_by(part: nn.Module, args: tuple[Tensor, ...]) -> Tensor | None:
+    """Return what a linear layer reads, [B, L, D]; None if an attention reads several things, or gets them by name."""
+    if not isinstance(part, nn.MultiheadAttention):
+        return args[0]
+    alike = len(args) > 2 and args[0] is args[1] is args[2]
+    return (args[0] if part.batch_first else args[0].transpose(0, 1)) if alike else None
+
+
 def _is_linear(part: nn.Module) -> bool:
-    """Return whether a layer is linear: torch's, or that of GPT-2 in `transformers`, whose weight is transposed."""
+    """Return whether a layer multiplies what it reads by one weight.
+
+    Besides torch's linear layer that of GPT-2 in `transformers`, whose weight is transposed, and torch's attention,
+    whose queries, keys and values are one product.
+    """
+    if isinstance(part, nn.MultiheadAttention):
+        return part.in_proj_weight is not None
     return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+
+
+def _weight_of(name: str, part: nn.Module) -> str:
+    """Return the name of the weight of a linear layer."""
+    return f"{name}.in_proj_weight" if isinstance(part, nn.MultiheadAttention) else f"{name}.weight"
 
 
 @dataclass(frozen=True)
@@ -88,7 +109,8 @@ def linear_groups(plan: Plan) -> LinearGroups:
         net.features(params, texts)
     groups: list[list[str]] = []
     for name, x in order.items():
-        if x.dim() != 3 or x.shape[1] != length or f"{name}.weight" not in net.names:
+        weight = _weight_of(name, net.module.get_submodule(name))
+        if x.dim() != 3 or x.shape[1] != length or weight not in net.names:
             continue
         if groups and torch.equal(order[groups[-1][0]], x):
             groups[-1].append(name)
@@ -200,10 +222,10 @@ class TextReader:
         """Return the observed gradients [m, D] of a group's layers, without those that are not seen or 0."""
         slopes = []
         for name in self.groups.names[group]:
-            slope = observed.get(f"{name}.weight")
+            part = self.plan.net.module.get_submodule(name)
+            slope = observed.get(_weight_of(name, part))
             if slope is not None and bool((slope != 0).any()):
-                turned = not isinstance(self.plan.net.module.get_submodule(name), nn.Linear)
-                slopes.append(slope.T if turned else slope)
+                slopes.append(slope.T if type(part).__name__ == "Conv1D" else slope)
         return slopes
 
 

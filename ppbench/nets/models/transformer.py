@@ -15,11 +15,10 @@ from ppbench.base.vision import torchvision
 from ppbench.base.vocabulary import PADDING
 from ppbench.nets.models.checks import DEEPEST, checked_flag, checked_int
 from ppbench.nets.net import Classifier
+from ppbench.nets.user_model import BLOCKED
 
 EMBEDDING_STD = 0.1
 """Standard deviation of embeddings at first."""
-BLOCKED = -1e9
-"""Added to a score that attention must not see; finite, so that a text of padding alone gives no NaN."""
 
 
 class _Block(nn.Module):

@@ -1,0 +1,96 @@
+"""Somebody's own network of texts: token numbers go in, vectors take the place of embeddings, letters come out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import users_texts
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ppbench.adversary.attack import Challenge
+from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.attacks.reconstruction.row_spaces import linear_groups
+from ppbench.attacks.reconstruction.token_rows import TokenRows
+from ppbench.base.errors import UsageError
+from ppbench.federation.evidence import Evidence, Shared
+from ppbench.federation.plan import Plan
+from ppbench.federation.wire import Slot
+from ppbench.metrics.modality import TEXT
+from ppbench.nets.net import initial, net_spec
+from ppbench.run.config import configure
+from ppbench.run.task import make_task
+from ppbench.task.dataset import Dataset
+from ppbench.task.texts import letters
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return letters("", seed=0, root=None)
+
+
+def plan_of(data: Dataset, model: str = "users_texts:Encoder", **options: str | float) -> Plan:
+    spec = net_spec(model, data.shape, data.classes, options)
+    return Plan(spec, 1, data_range=data.data_range, kind="text", vocabulary=data.vocabulary)
+
+
+@pytest.mark.parametrize("model", ["Encoder", "Masked"])
+def test_its_gradient_is_that_of_plain_pytorch(data: Dataset, model: str) -> None:
+    plan = plan_of(data, f"users_texts:{model}")
+    params, part = initial(plan.spec, 0), data.train.take(torch.arange(3))
+    x, y = part.x, part.y
+    module = getattr(users_texts, model)()
+    module.load_state_dict({plan.net.own_name(name): value for name, value in params.items()})
+    ids = x.long()
+    output = module(ids) if model == "Encoder" else module(ids, attention_mask=(ids != 0).long()).logits
+    cross_entropy(output, y.argmax(1)).backward()
+    tracked = {name: value.clone().requires_grad_() for name, value in params.items()}
+    slopes = torch.autograd.grad(plan.objective(tracked, x, y, torch.ones(3)), [*tracked.values()])
+    for name, slope in zip(tracked, slopes, strict=True):
+        torch.testing.assert_close(slope, module.get_parameter(plan.net.own_name(name)).grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["Encoder", "Masked"])
+def test_vectors_take_the_place_of_embeddings_and_leave_nothing_behind(data: Dataset, model: str) -> None:
+    plan = plan_of(data, f"users_texts:{model}")
+    params, x = initial(plan.spec, 0), data.train.x[:2].clamp(min=1)  # no padding
+    logits = plan.net(params, x)
+    torch.testing.assert_close(plan.net(params, params[plan.net.embedding][x.long()]), logits)
+    assert torch.equal(plan.net(params, x), logits), "numbers are looked up again after vectors"
+
+
+def guess_of(plan: Plan, data: Dataset, attack: TokenRows | DLG, count: int) -> tuple[Tensor, list[float]]:
+    part, params = data.train.take(torch.arange(10, 10 + count)), initial(plan.spec, 0)
+    shared = Shared(plan)
+    simulate, slot = shared.at(shared.same(params)), Slot(0, 0)
+    observed = {name: value.detach() for name, value in simulate(part.x[None], part.y[None]).items()}
+    evidence = Evidence((slot,), observed, simulate, params)
+    (guess,) = attack.answer([evidence], plan, [Challenge((slot,), count)], torch.Generator().manual_seed(0))
+    assert guess.x is not None
+    order = TEXT.match(guess.x, part.x, data.data_range)
+    return guess.x, [TEXT.accuracy(guess.x[i], text) for i, text in zip(order, part.x, strict=True)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_letters_are_read_off_the_gradient_of_torchs_own_attention(data: Dataset, count: int) -> None:
+    plan = plan_of(data)
+    assert linear_groups(plan).names[0] == ("features.block.self_attn",) and linear_groups(plan).alone == 1
+    assert guess_of(plan, data, TokenRows(), count)[1] == [1.0] * count
+
+
+def test_an_evaluation_takes_it_by_its_address() -> None:
+    task = make_task(configure(defense="none", dataset="letters", model="users_texts:Encoder"))
+    assert task.plan.net.embedding == "features.tokens.weight" and task.plan.net.rows == users_texts.TOKENS
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("users_texts:Encoder", {"tokens": 100}, "the embedding of model 'users_texts:Encoder' has 100; give it as"),
+        ("users_texts:Encoder", {"max_norm": 1.0}, r"tokens renormalizes rows in each pass \(max_norm\)"),
+        ("users_texts:Encoder", {"p": 0.1}, "take the option dropout=off"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_what_would_work(model: str, options: dict[str, float], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_task(configure(defense="none", dataset="letters", model=model, model_options=options))

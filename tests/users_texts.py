@@ -1,0 +1,49 @@
+"""Networks of texts as people write them, in plain PyTorch, for the letters' 396 tokens or fewer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOKENS, LENGTH, WIDTH = 1024, 64, 64
+
+
+class Encoder(nn.Module):
+    """Embeddings of tokens and places, one block of torch, the mean, and a linear layer."""
+
+    def __init__(self, num_classes: int = 4, tokens: int = TOKENS, max_norm: float = 0.0, p: float = 0.0) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(tokens, WIDTH, max_norm=max_norm or None)
+        self.places = nn.Embedding(LENGTH, WIDTH)
+        self.block = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=p, batch_first=True)
+        self.out = nn.Linear(WIDTH, num_classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        return self.out(self.block(self.tokens(ids) + self.places(places)).mean(1))  # type: ignore[no-any-return]
+
+
+class Masked(Encoder):
+    """It passes padding over by the mask that it is handed, and answers as `transformers` does."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Any = None) -> Any:
+        assert attention_mask is not None and input_ids.dtype == torch.int64
+        x = self.tokens(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        share = attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1)
+        return SimpleNamespace(loss=None, logits=self.out((self.block(x) * share[..., None]).sum(1)))
+
+
+def classifier_of_transformers(num_labels: int = 3, vocab_size: int = 40) -> nn.Module:
+    """A BERT for classification of random weights, as `transformers` makes it."""
+    from ppbench.base.vision import torchvision
+
+    torchvision()  # first: transformers cannot import what is built for CUDA alone
+    from transformers import BertConfig, BertForSequenceClassification  # type: ignore[import-not-found,unused-ignore]
+
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 96}
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(vocab_size=vocab_size, num_labels=num_labels, max_position_embeddings=16, **sizes, **still)
+    return BertForSequenceClassification(config)  # type: ignore[no-any-return,unused-ignore]
