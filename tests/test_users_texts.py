@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import users_texts
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import ppbench
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.row_spaces import linear_groups
@@ -94,3 +95,54 @@ def test_an_evaluation_takes_it_by_its_address() -> None:
 def test_what_cannot_be_used_is_refused_with_what_would_work(model: str, options: dict[str, float], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make_task(configure(defense="none", dataset="letters", model=model, model_options=options))
+
+
+# -- ppbench.invert in plain PyTorch ----------------------------------------------------------------------------------
+def gradient_of(module: nn.Module, ids: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    masked = isinstance(module, users_texts.Masked)
+    logits = module(ids, attention_mask=(ids != 0).long()).logits if masked else module(ids)
+    return torch.autograd.grad(cross_entropy(logits, labels), [*module.parameters()])
+
+
+@pytest.mark.parametrize("kind", ["Encoder", "Masked"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_invert_returns_the_texts_and_their_labels(data: Dataset, kind: str, count: int) -> None:
+    assert data.vocabulary is not None
+    torch.manual_seed(0)
+    words, part = data.vocabulary.words, data.train.take(torch.arange(10, 10 + count))
+    module, ids = getattr(users_texts, kind)(4, len(words)), part.x.long()
+    result = ppbench.invert(
+        module, gradient_of(module, ids, part.y.argmax(1)), ids.shape[1:], batch=count, vocabulary=words
+    )
+    assert type(module) is getattr(users_texts, kind), "the user's own module is left as it is"
+    assert result.attack == "token_rows" and result.accuracy(ids) == [1.0] * count
+    assert sorted(result.texts) == sorted(data.vocabulary.text(row.tolist()) for row in ids)
+    assert result.x.dtype == torch.int64 and result.mismatch is not None and result.mismatch < 1e-10
+    assert result.planted is not None and result.planted.recovered
+    order = [next(i for i, row in enumerate(ids) if torch.equal(row, guess)) for guess in result.x]
+    assert result.y is not None and result.y.tolist() == part.y.argmax(1)[order].tolist()
+
+
+def test_invert_of_noise_claims_nothing(data: Dataset) -> None:
+    torch.manual_seed(0)
+    module = users_texts.Encoder(4, 396)
+    noise = [torch.randn_like(value) for value in module.parameters()]
+    result = ppbench.invert(module, noise, (24,), labels=[0], attack="token_rows")
+    assert not any(layer.exact for layer in result.layers) and (result.mismatch or 1.0) > 0.5
+    assert max(result.accuracy(data.train.x[10:11].long())) < 0.35
+
+
+def test_what_is_no_text_has_no_texts_and_words_must_fit(data: Dataset) -> None:
+    module = users_texts.Encoder(4, 396)
+    slopes = gradient_of(module, data.train.x[:1].long(), torch.tensor([0]))
+    with pytest.raises(UsageError, match="give the 396 tokens of the network's embedding"):
+        ppbench.invert(module, slopes, (24,), vocabulary=["a", "b"])
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
+    slopes = torch.autograd.grad(cross_entropy(plain(torch.rand(1, 1, 3, 3)), torch.tensor([1])), [*plain.parameters()])
+    with pytest.raises(UsageError, match="give none, as the network takes no texts"):
+        ppbench.invert(plain, slopes, (1, 3, 3), vocabulary=["a"])
+    result = ppbench.invert(plain, slopes, (1, 3, 3))
+    with pytest.raises(UsageError, match="are no texts"):
+        _ = result.texts
+    with pytest.raises(UsageError, match="these are no texts"):
+        result.accuracy(torch.zeros(1, 24))

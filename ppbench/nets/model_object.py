@@ -46,19 +46,22 @@ def held_network(
     output: OutputName | None = None,
     any_output: bool = False,
     tracked: bool = False,
+    texts: bool = False,
 ) -> HeldNetwork:
     """Return a copy of a user's network, float32 and on the CPU, for inputs of `shape` (without a batch).
 
     data_range: least and greatest value of an input. when: for errors, when to switch to eval mode. output: the part of
     its answer that the loss takes; None if that is the answer. any_output: whether one output, and probabilities, do.
-    tracked: whether running statistics of batch norms in training mode are entries of its weights.
+    tracked: whether running statistics of batch norms in training mode are entries of its weights. texts: whether
+    inputs may be token numbers [L] for an embedding of it; the copy then takes vectors in their place, too.
     UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or `nets.user_model` refuses it.
     """
     module = _with_weights(module)
-    name = type(module).__name__
+    name, table = type(module).__name__, user_model.table_of(module, shape) if texts else ""
+    whole = user_model.taking_texts(modes.copied(module), table) if table else module
     with torch.random.fork_rng(devices=[]):
         try:
-            copy, x = importable(lambda: user_model.runnable_copy(module, shape, data_range, tracked))
+            copy, x = importable(lambda: user_model.runnable_copy(whole, shape, data_range, tracked))
             flat = any_output and _is_flat(copy, x, output)
             copy = copy if output is None and not flat else with_output(copy, output, flat)
             answer, _ = modes.run_module(copy, x)
@@ -69,6 +72,7 @@ def held_network(
             raise
         except Exception as cause:  # whatever somebody's forward pass raises
             raise UsageError(_failed_pass(module, shape, data_range, cause)) from cause
+    classifier.embedding = f"features.{table}.weight" if table else classifier.embedding
     start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
     net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
     kept = isinstance(module, Classifier) or not isinstance(classifier, UserNetwork)  # the names are the module's
@@ -155,7 +159,7 @@ def _failed_pass(module: nn.Module, shape: tuple[int, ...], data_range: tuple[fl
         return f"Model {name!r} cannot be used for inputs {shape}: {reason}."
     if embedding := _embedding(module, str(cause)):
         words = f"Model {name!r} has an embedding of tokens ({embedding}), which takes whole numbers"
-        return f"{words}; inputs are floats here, token inputs are not supported yet."
+        return f"{words}; inputs are floats here. Texts go to ppbench.invert with shape=(tokens,), or to --model."
     reason = f"{because(cause, 300)}; shape must be that of one input, without the batch"
     return f"Model {name!r} cannot be run on inputs of shape {shape}: {reason}."
 

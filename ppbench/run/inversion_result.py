@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Guess, SolvedLayer
 from ppbench.base.errors import UsageError, count_of, shown
+from ppbench.base.vocabulary import Vocabulary
 from ppbench.metrics.image import match, psnr
-from ppbench.metrics.modality import IMAGE, modality_from
+from ppbench.metrics.modality import IMAGE, TEXT, modality_from
 from ppbench.run.user_inputs import OUTSIDE, to_dense
 
 RECOVERED_DB = 10.0
@@ -93,6 +94,7 @@ class Inverted:
         least_batch: examples that the last layer's gradient shows at least (its rank); 0 where that is not known.
         rate: of the local steps of SGD behind the update, given or fitted; None for a gradient, or other optimizers.
         unseen: names of trained parameters whose gradient the attacker did not have.
+        vocabulary: of texts, whose `x` are token numbers, int64; else None.
     """
 
     x: Tensor
@@ -112,6 +114,7 @@ class Inverted:
     least_batch: int = 0
     unseen: tuple[str, ...] = ()
     rate: float | None = None
+    vocabulary: Vocabulary | None = None
 
     def __repr__(self) -> str:
         labels = "" if self.y is None else f", labels {shown(self.y.tolist(), 40)}"
@@ -122,8 +125,28 @@ class Inverted:
         return f"<Inverted {inputs} by {self.attack!r}{labels}{left}{blind}{part}>"
 
     @property
+    def texts(self) -> list[str]:
+        """The texts, as their tokens are written together; UsageError: inputs are no texts."""
+        if self.vocabulary is None:
+            raise UsageError(f"Inputs of shape {tuple(self.x.shape[1:])} are no texts.")
+        return [self.vocabulary.text(row.tolist()) for row in self.x]
+
+    def accuracy(self, truth: Tensor) -> list[float]:
+        """Return the share of tokens in place of each true text [B, L], each beside its best match.
+
+        UsageError: inputs are no texts, or `truth` has another shape.
+        """
+        if self.vocabulary is None or truth.shape != self.x.shape:
+            right = (
+                f"token numbers of shape {tuple(self.x.shape)}" if self.vocabulary else "no truth: these are no texts"
+            )
+            raise UsageError(f"The truth has shape {tuple(truth.shape)}; give {right}.")
+        order = TEXT.match(self.x.float(), truth.float(), self.data_range)
+        return [TEXT.accuracy(self.x[i].float(), text.float()) or 0.0 for i, text in zip(order, truth, strict=True)]
+
+    @property
     def _has_pictures(self) -> bool:
-        return modality_from(self.x.shape[1:]) is IMAGE and self.x.shape[1] in (1, 3)
+        return self.vocabulary is None and modality_from(self.x.shape[1:]) is IMAGE and self.x.shape[1] in (1, 3)
 
     def show(self, truth: Tensor | None = None) -> Image.Image:
         """Return the images side by side; with the true ones [B, *shape], these above, each over its best match.
@@ -220,6 +243,10 @@ class Inverted:
         return "" if self.scale == 1 else f"The gradient is {self.scale:.6g} times that of {self._mean_loss}."
 
     @property
+    def _noun(self) -> str:
+        return "image" if self.vocabulary is None else "text"
+
+    @property
     def _mean_loss(self) -> str:
         named = self.loss if " with " in self.loss else f"loss {self.loss!r}"
         return f"the mean {'cross-entropy' if self.loss == 'cross_entropy' else named}"
@@ -231,7 +258,7 @@ class Inverted:
             signs = "Only the signs of the update were compared, since Adam leaves little more of a gradient"
             return f"{signs}: the mismatch of {self.mismatch:.1e} tells nothing, as 0 is left of wrong inputs too."
         whole = "gradient" if self.training is None else "update"
-        blind = "" if self.blind_mismatch is None else f", by the best constant image {self.blind_mismatch:.1e}"
+        blind = "" if self.blind_mismatch is None else f", by the best constant {self._noun} {self.blind_mismatch:.1e}"
         words = f"Of the {whole}'s squared norm {self.mismatch:.1e} is left unexplained{blind}."
         if self.planted is None:
             return f"{words} No planted batch was attacked, so that nothing tells what a solved one would leave."

@@ -7,12 +7,14 @@ victim at initial weights, bit for bit.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, readable
@@ -22,6 +24,7 @@ from ppbench.base.fence import guard
 from ppbench.base.registry import find, plugins
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, finite, moved
+from ppbench.base.vocabulary import UNKNOWN, Vocabulary
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth, misfit
@@ -71,7 +74,7 @@ from ppbench.run.user_targets import Targets, examples_in, rows_behind, targets_
 
 THREAT = HONEST_SERVER
 VICTIM = Slot(0, 0)
-EXACT = ("closed_form", "peel", "spear", "spear_features")
+EXACT = ("token_rows", "closed_form", "peel", "spear", "spear_features")
 """Attacks of the default that are tried first: they compute layers one by one."""
 SEARCH, KINKED_SEARCH, BY_FEATURES = "dlg", "ig", "feature_inversion"
 """Searches of the default: on smooth networks, on convolutions with kinks, and beside them by the head's features."""
@@ -85,6 +88,8 @@ SEPARATING = "spear"
 """Separates a batch by what its first layer's units do, whatever the loss."""
 SOLVED, SOLVED_WITH_KINKS = 1e-10, 1e-4
 """Misfit up to which an answer needs no search; with kinks a search leaves 1e-3 of good ones (docs/benchmarks.md)."""
+MOST_ORDERED = 4
+"""Examples of a batch up to which all orders of its labels are tried."""
 BLIND_LEVELS = 5
 """Constant images that the best blind input is one of."""
 
@@ -109,6 +114,7 @@ def invert(
     planted: bool = True,
     statistics: bool = True,
     training: Mapping[str, Scalar] | None = None,
+    vocabulary: Sequence[str] | None = None,
     **parameters: Scalar,
 ) -> Inverted:
     """Return the inputs, and their labels, that an attack rebuilds from the gradient of a batch.
@@ -123,7 +129,7 @@ def invert(
             None stands for a parameter that the network does not use. Or an update, as (before, after): two state
             dicts, of which the first replaces the model's weights; without `training` it is one step of any rate.
             Parameters that a gradient by name lacks are unknown to the attacker (`Inverted.unseen`).
-        shape: of one input, without the batch, as (3, 32, 32).
+        shape: of one input, without the batch, as (3, 32, 32); of a text (L,), its number of tokens.
         labels: the batch's classes [B], if the attacker knows them; under other losses rows of numbers [B, C].
         attack: a reconstruction attack: its name in `ppbench list attacks`, or an object of `load_attack`. By default
             what computes layers one by one, and where that solves nothing, the searches that suit the network; of
@@ -147,6 +153,8 @@ def invert(
         training: if `gradient` is the change of weights in several local steps, the options of those steps: lr (None:
             unknown, and fitted), local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate`
             takes them.
+        vocabulary: of a network of texts, one whose `nn.Embedding` gets token numbers [B, L], the tokens by number;
+            token 0 counts as padding. Without it `Inverted.texts` are numbers.
         parameters: of the attack, by default of the search, as `budget=3000`.
 
     Raises UsageError, one sentence: an argument cannot be used, or the attack needs more than a gradient.
@@ -156,7 +164,9 @@ def invert(
     steps, named, bounds = training is not None, user_loss(loss, label_smoothing, class_weights), range_of(data_range)
     module, gradient, tracked = observation_of(gradient, unwrapped(model), steps, statistics)
     any_output, part = named.targets != "classes", output_of(output)
-    network = held_network(module, shape_of(shape), bounds, output=part, any_output=any_output, tracked=tracked)
+    network = held_network(
+        module, shape_of(shape), bounds, output=part, any_output=any_output, tracked=tracked, texts=True
+    )
     seen, moving = read_gradient(gradient, module, network), network.spec.net.statistics
     unseen = tuple(own for name, own in network.names.items() if name not in seen)
     if steps and unseen:
@@ -165,7 +175,7 @@ def invert(
         )
     seen = without_decay(seen, network.spec.start, weight_decay, examples_in(labels, batch), steps, moving)
     targets = targets_of(named, labels, batch, seen, network, steps)
-    plan = plan_of_update(network.spec, targets.batch, bounds, training, targets.loss)
+    plan = plan_of_texts(plan_of_update(network.spec, targets.batch, bounds, training, targets.loss), vocabulary)
     check_batch(plan, min(targets.batch, plan.local.batch))
     unknown_rate = is_rate_unknown(training, plan, attack)
     place = next(iter(seen.values())).device if device is None else _device(device)
@@ -279,14 +289,20 @@ def _separated(view: View, seeds: Seeds, targets: Targets) -> Separated | None:
 
 
 def _with_fitting_label(guess: Guess, view: View, challenge: Challenge, targets: Targets) -> Guess:
-    """Return a guess whose input was computed without a label, as no head shows it, with the class that fits best."""
-    plan, known = view.plan, challenge.y is not None or "head.bias" in view.plan.net.names
-    if known or not guess.layers or challenge.batch > 1 or guess.y is None or plan.local.upload != "gradient":
+    """Return a guess whose inputs were computed without labels with those that fit best.
+
+    Of one input all classes are tried, where no head shows its own; of a small batch all orders of the labels.
+    """
+    plan, y = view.plan, guess.y
+    if challenge.y is not None or not guess.layers or y is None or plan.local.upload != "gradient":
         return guess
-    return min(
-        (replace(guess, y=torch.tensor([label])) for label in range(plan.spec.classes)),
-        key=lambda one: _misfit(view, one, targets),
-    )
+    candidates: list[tuple[int, ...]] = []
+    if challenge.batch == 1 and "head.bias" not in plan.net.names:
+        candidates = [(label,) for label in range(plan.spec.classes)]
+    elif 1 < challenge.batch <= MOST_ORDERED and y.dim() == 1 and _misfit(view, guess, targets) > SOLVED:
+        candidates = sorted({*itertools.permutations(y.tolist())})
+    guesses = [guess, *(replace(guess, y=torch.tensor(labels)) for labels in candidates)]
+    return min(guesses, key=lambda one: _misfit(view, one, targets)) if candidates else guess
 
 
 def _answer(attack: Attack, view: View, challenge: Challenge, seeds: Seeds, targets: Targets) -> Guess:
@@ -300,7 +316,7 @@ def _result(attack: Attack, view: View, guess: Guess, targets: Targets) -> Inver
         raise UsageError("The attack answered without inputs; use another.")
     local, steps = view.plan.local, view.plan.local.upload != "gradient"
     return Inverted(
-        guess.x,
+        guess.x if view.plan.vocabulary is None else guess.x.round().long(),
         guess.y,
         _mismatch(attack, view, guess, targets),
         guess.evaluations,
@@ -314,6 +330,7 @@ def _result(attack: Attack, view: View, guess: Guess, targets: Targets) -> Inver
         loss=view.plan.loss_name,
         blind_mismatch=_blind_mismatch(attack, view, guess, targets),
         rate=local.opt.lr if steps and local.opt.name == "sgd" else None,
+        vocabulary=view.plan.vocabulary,
     )
 
 
@@ -377,7 +394,11 @@ def _planted(
         return None
     again = Seeds(seeds.seed("planted"))
     noise = torch.Generator().manual_seed(again.seed("noise"))
-    x = mix_with_noise(answer.x, plan.data_range, noise)
+    x = (
+        mix_with_noise(answer.x, plan.data_range, noise)
+        if plan.vocabulary is None
+        else drawn_texts(answer.x, plan, noise)
+    )
     data = Data(x, y.float())
     client = Federation(defense, plan, {0: data}, again, next(iter(start.values())).device)
     client.start(start)
@@ -389,11 +410,31 @@ def _planted(
     mismatch = _mismatch(attack, view, guess, targets)
     if mismatch is None:
         return None
-    for other in variants(x, plan.data_range):  # a start may have the planted brightness or contrast by chance
+    for other in (
+        variants(x, plan.data_range) if plan.vocabulary is None else ()
+    ):  # a start may have the planted brightness or contrast by chance
         left = _mismatch(attack, view, Guess(other, answer.y), targets)
         if left is not None and left <= ALIKE * max(mismatch, _stop(attack), ROUNDING):
             guess = replace(guess, x=other)
     return planted_of(x, guess, mismatch, plan.data_range, _stop(attack))
+
+
+def drawn_texts(like: Tensor, plan: Plan, generator: torch.Generator) -> Tensor:
+    """Return texts of the shape [B, L] of others, of tokens drawn from the vocabulary without padding and unknown."""
+    most = int(plan.data_range[1])
+    return torch.randint(min(UNKNOWN + 1, most), most + 1, like.shape, generator=generator).float()
+
+
+def plan_of_texts(plan: Plan, words: Sequence[str] | None) -> Plan:
+    """Return a plan whose inputs are texts if the network takes token numbers (UsageError: words do not fit it)."""
+    rows = plan.net.rows
+    if words is not None and (isinstance(words, str) or len(words) != rows):
+        right = f"the {rows} tokens of the network's embedding" if rows else "none, as the network takes no texts"
+        raise UsageError(f"vocabulary={shown(words, 40)} cannot be used; give {right}.")
+    if not rows:
+        return plan
+    vocabulary = Vocabulary(tuple(map(str, range(rows) if words is None else words)))
+    return replace(plan, kind="text", vocabulary=vocabulary, data_range=(0.0, float(rows - 1)))
 
 
 def _stop(attack: Attack) -> float:
