@@ -261,6 +261,32 @@ def scale() -> str:
     return table(["what", "CPU seconds", "peak MB", ""], rows)
 
 
+HONEST_IN_SUITES = ("dp", "secagg")
+"""Honest defenses that stand beside the lies of a suite."""
+TRIED = {
+    "lies by the default evaluation": ("channels",),
+    "lies by both tests": ("lie about sums", "lie about noise", "lie about replay"),
+    "honest defenses by both tests": ("honest", "honest twin"),
+    "all of ours by both tests": ("ours",),
+}
+"""Rows of the table of power: what is shown, and its parts in lies.json."""
+
+
+def power() -> str:
+    """Return how often lies were believed, and honest defenses accused."""
+    kept, rows = read("lies"), []
+    for shown, parts in TRIED.items():
+        tallies = [
+            one
+            for part in parts
+            for name, one in kept[part].items()
+            if name not in HONEST_IN_SUITES * (parts == ("channels",))
+        ]
+        runs, wrong = (sum(len(one[key]) for one in tallies) for key in ("seeds", "marked"))
+        rows.append([shown, str(len(tallies)), str(runs), f"{wrong} {'believed' if 'lies' in shown else 'accused'}"])
+    return table(["what, by what", "defenses", "runs, ten seeds each", "wrong"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gpu": gpu,
     "gpu-beside-cpu": gpu_beside_cpu,
@@ -272,6 +298,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ratios": ratios,
     "pairs": pairs,
     "scale": scale,
+    "power": power,
 }
 
 
@@ -484,6 +511,12 @@ Twelve kinds of planted pretence, one that behaves in probes alone, and honest d
 
 The `secagg` row is no false alarm: the sum is the gradient of a batch of ten, and on this network such a batch is
 rebuilt.
+
+More lies, of channels beside the sum, of noise that somebody knows and of replay (`tests/lies/ppbench_channels.py`),
+and honest defenses (2026-11-28, `python benchmarks/measure_lies.py OUT`). "Both tests" need no attack: two worlds, and
+probes beside training.
+
+<<power>>
 
 ## Speed
 

@@ -358,7 +358,7 @@ def test_the_page_runs_as_it_stands_and_prints_what_it_shows(capsys: pytest.Capt
         re.findall(rf"^```{kind}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) for kind in ("python", "text")
     )
     scope: dict[str, Any] = {}
-    assert len(blocks) == 6 and len(shown) == 4
+    assert len(blocks) == 7 and len(shown) == 5
     for block, text in zip_longest(blocks, shown):
         exec(compile(block, "docs/invert.md", "exec"), scope)
         printed = capsys.readouterr().out
