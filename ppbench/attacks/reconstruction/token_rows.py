@@ -398,7 +398,7 @@ class TokenRows(Attack):
         for row, one in zip(texts, texts_read, strict=False):
             row[:] = torch.tensor(one.tokens, dtype=torch.float32)
         limit = READ_DISTANCE if text_filter is None else text_filter.space.limit
-        solved = _solved(near, texts_read, count, limit)
+        solved = _solved(reader, near, texts_read, count, limit)
         confidence = solved.residual if len(texts_read) >= count and near.space.free > LEAST_FREE else 1.0
         return Guess(x=texts, y=labels, confidence=confidence, evaluations=1, layers=(solved,))
 
@@ -436,11 +436,18 @@ def _nearest(near: NearTokens, count: int) -> list[ReadText]:
     return texts
 
 
-def _solved(near: NearTokens, texts_read: Sequence[ReadText], count: int, limit: float) -> SolvedLayer:
-    """Return how well the tokens were determined; limit: the distance up to which a text counts as read."""
+def _solved(
+    reader: TextReader, near: NearTokens, texts_read: Sequence[ReadText], count: int, limit: float
+) -> SolvedLayer:
+    """Return how well the tokens were determined; limit: the distance up to which a text counts as read.
+
+    Some networks read padding as they read a token: its input then lies in the row space, and explains some of it.
+    """
     places, space = sum(bool(some) for some in near.tokens), near.space
     sure = [one for one in texts_read[:count] if one.distance < limit]
-    pairs = {pair for one in sure for pair in enumerate(one.tokens) if pair[1] != PADDING}
+    padding = torch.full((1, reader.plan.spec.shape[0]), float(PADDING))
+    is_read = space.distance(reader.inputs(padding, near.group)[near.group])[0] < space.read_distance
+    pairs = {(i, one) for text in sure for i, one in enumerate(text.tokens) if one != PADDING or bool(is_read[i])}
     exact = len(sure) == count and space.free > LEAST_FREE and len(pairs) >= space.rank  # else some are missing
     worst = max([one.distance for one in texts_read[:count]], default=1.0)
     determined = sum(len(one.tokens) - one.tokens.count(PADDING) for one in sure)
