@@ -35,7 +35,7 @@ import torch
 from against_dager import END, START, NumberTokenizer, TokenOverlap, functions_of
 from torch import Tensor, nn
 
-LENGTH, FIRST, TEXTS, CLASSES = 10, 200, 6, 3
+LENGTH, FIRST, TEXTS, CLASSES = 10, 200, 4, 3
 STEPS, BUDGET = 600, 1000
 """Steps of LAMP, and gradient evaluations of ours: about the same seconds."""
 ROUGE = ("rouge1", "rouge2", "rougeL")
