@@ -215,7 +215,7 @@ def test_an_unknown_attack_is_told_with_those_that_can_be_run_here() -> None:
     [
         (
             nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(512, 10)),
-            "which takes whole numbers; inputs are floats here. Texts go",
+            "which takes whole numbers; inputs are floats here. Texts are whole numbers",
         ),
         (nn.Sequential(nn.Flatten(), nn.EmbeddingBag(9, 8), nn.Linear(8, 10)), "has an embedding of tokens (1), which"),
         (Complex(), "Parameter 'w' of the model is complex; keep its real and imaginary parts as real parameters"),

@@ -146,3 +146,30 @@ def test_what_is_no_text_has_no_texts_and_words_must_fit(data: Dataset) -> None:
         _ = result.texts
     with pytest.raises(UsageError, match="these are no texts"):
         result.accuracy(torch.zeros(1, 24))
+
+
+# -- a federation in plain PyTorch ------------------------------------------------------------------------------------
+def test_federate_trains_a_network_of_texts_and_its_server_reads_them(data: Dataset) -> None:
+    torch.manual_seed(0)
+    module, ids, labels = (
+        users_texts.Encoder(4, 396),
+        data.train.x.long(),
+        data.train.take(torch.arange(40)).y.argmax(1),
+    )
+    shards = [(ids[:20], labels[:20]), (ids[20:40], labels[20:40])]
+    run = ppbench.federate(ppbench.load_defense("none"), module, shards, lr=0.05, optimizer="sgd", upload="gradient")
+    before = cross_entropy(run.outputs(ids[:40].float()), labels)
+    run.run(3)
+    assert cross_entropy(run.outputs(ids[:40].float()), labels) < before
+    view, questions = ppbench.probe(run, [(ids[50:51], labels[:1]), (ids[51:52], labels[:1])])
+    guesses = ppbench.load_attack("token_rows").run(view, questions, torch.Generator().manual_seed(0))
+    assert [guess.x.long().tolist() for guess in guesses] == [ids[50:51].tolist(), ids[51:52].tolist()]
+
+
+def test_federate_refuses_token_numbers_beyond_the_embedding_and_of_networks_of_rows(data: Dataset) -> None:
+    ids, labels = data.train.x[:8].long(), torch.zeros(8, dtype=torch.int64)
+    none = ppbench.load_defense("none")
+    with pytest.raises(UsageError, match=r"outside of data_range=\(0, 99\)"):
+        ppbench.federate(none, users_texts.Encoder(4, 100), [(ids, labels)])
+    with pytest.raises(UsageError, match="give finite floats"):
+        ppbench.federate(none, nn.Sequential(nn.Linear(24, 8), nn.Sigmoid(), nn.Linear(8, 4)), [(ids, labels)])

@@ -159,7 +159,7 @@ def _failed_pass(module: nn.Module, shape: tuple[int, ...], data_range: tuple[fl
         return f"Model {name!r} cannot be used for inputs {shape}: {reason}."
     if embedding := _embedding(module, str(cause)):
         words = f"Model {name!r} has an embedding of tokens ({embedding}), which takes whole numbers"
-        return f"{words}; inputs are floats here. Texts go to ppbench.invert with shape=(tokens,), or to --model."
+        return f"{words}; inputs are floats here. Texts are whole numbers [N, tokens]."
     reason = f"{because(cause, 300)}; shape must be that of one input, without the batch"
     return f"Model {name!r} cannot be run on inputs of shape {shape}: {reason}."
 

@@ -24,7 +24,7 @@ from ppbench.base.fence import guard
 from ppbench.base.registry import find, plugins
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, finite, moved
-from ppbench.base.vocabulary import UNKNOWN, Vocabulary
+from ppbench.base.vocabulary import UNKNOWN
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth, misfit
@@ -66,6 +66,7 @@ from ppbench.run.user_inputs import (
     check_real,
     check_switches,
     int_between,
+    plan_of_texts,
     range_of,
     shape_of,
     user_loss,
@@ -423,18 +424,6 @@ def drawn_texts(like: Tensor, plan: Plan, generator: torch.Generator) -> Tensor:
     """Return texts of the shape [B, L] of others, of tokens drawn from the vocabulary without padding and unknown."""
     most = int(plan.data_range[1])
     return torch.randint(min(UNKNOWN + 1, most), most + 1, like.shape, generator=generator).float()
-
-
-def plan_of_texts(plan: Plan, words: Sequence[str] | None) -> Plan:
-    """Return a plan whose inputs are texts if the network takes token numbers (UsageError: words do not fit it)."""
-    rows = plan.net.rows
-    if words is not None and (isinstance(words, str) or len(words) != rows):
-        right = f"the {rows} tokens of the network's embedding" if rows else "none, as the network takes no texts"
-        raise UsageError(f"vocabulary={shown(words, 40)} cannot be used; give {right}.")
-    if not rows:
-        return plan
-    vocabulary = Vocabulary(tuple(map(str, range(rows) if words is None else words)))
-    return replace(plan, kind="text", vocabulary=vocabulary, data_range=(0.0, float(rows - 1)))
 
 
 def _stop(attack: Attack) -> float:

@@ -32,11 +32,13 @@ from ppbench.run.options import FederationOptions, option_names
 from ppbench.run.task import check_clients, plan_on
 from ppbench.run.user_inputs import (
     Shard,
+    are_texts,
     check_batch,
     check_range,
     check_real,
     examples_of,
     inputs_of,
+    plan_of_texts,
     range_of,
     shards_of,
 )
@@ -87,8 +89,9 @@ def federate(
     Args:
         defense: as `load_defense` gives it.
         model: as of `invert`.
-        shards: what each client holds, as many clients as shards: inputs [N, *shape] and classes [N], tensors or
-            arrays; or a `Dataset` or `DataLoader` of such pairs, which is read once (what it draws is drawn once).
+        shards: what each client holds, as many clients as shards: inputs [N, *shape] (of a network of texts token
+            numbers [N, L], int64) and classes [N], tensors or arrays; or a `Dataset` or `DataLoader` of such pairs,
+            which is read once (what it draws is drawn once).
         data_range: least and greatest value of an input; those of the shards must lie in it.
         norms: "tracked": running statistics of norms in training mode move, are sent and averaged as weights are, and
             used by `outputs`, as where frameworks send a state dict. "batch": all take those of the batch at hand.
@@ -101,7 +104,7 @@ def federate(
     _check_given(defense, training)
     spec, data = _network_and_data(model, shards, ends := range_of(data_range), norms)
     config = configure(defense=defense.name, clients=len(data), **training)
-    plan = plan_on(config, spec, ends)
+    plan = plan_of_texts(plan_on(config, spec, ends), None)
     check_device(config.device)
     check_batch(plan, min(config.batch_size, *(len(shard.x) for shard in data.values())))
     check_clients(defense, plan, config, min(len(shard.x) for shard in data.values()))
@@ -127,13 +130,15 @@ def _network_and_data(
     check_real(model)
     if norms not in ("batch", "tracked"):
         raise UsageError(f"norms={shown(norms)} cannot be used; it must be 'batch' or 'tracked'.")
-    tracked = norms == "tracked"
-    spec = held_network(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), data_range, when="", tracked=tracked).spec
+    tracked, texts = norms == "tracked", are_texts(pairs[0][0])
+    shape = tuple(inputs_of(0, pairs[0][0], texts=texts).shape[1:])
+    spec = held_network(model, shape, data_range, when="", tracked=tracked, texts=texts).spec
+    texts = texts and bool(spec.net.embedding)
     if tracked and not spec.net.statistics:
         words = "has no batch norm in training mode that moves running statistics by a momentum"
         raise UsageError(f"norms='tracked' cannot be used: model {spec.model!r} {words}.")
-    data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(pairs)}
-    check_range(data, data_range)
+    data = {k: examples_of(k, own, spec.shape, spec.classes, texts) for k, own in enumerate(pairs)}
+    check_range(data, (0.0, spec.net.rows - 1.0) if texts else data_range)
     return spec, data
 
 
@@ -152,7 +157,8 @@ def probe(federation: Federation, batches: Sequence[Shard]) -> tuple[View, list[
         raise UsageError(f"The federation is {shown(federation, 60)}; give what federate gives.")
     plan, defense = federation.plan, federation.defense
     pairs = shards_of(batches, "batches")
-    data = {Slot(0, k): examples_of(k, own, plan.spec.shape, plan.spec.classes) for k, own in enumerate(pairs)}
+    spec, texts = plan.spec, plan.vocabulary is not None
+    data = {Slot(0, k): examples_of(k, own, spec.shape, spec.classes, texts) for k, own in enumerate(pairs)}
     check_range(data, plan.data_range)
     sizes = {len(own.x) for own in data.values()}
     whole = defense.sums or len(defense.roles) > 1

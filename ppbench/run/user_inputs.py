@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot
 from torch.utils.data import DataLoader, Dataset
 
 from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.vocabulary import Vocabulary
 from ppbench.federation.plan import Data, Plan
 from ppbench.nets.model_object import HeldNetwork
 from ppbench.nets.net import LossName, OwnLoss, bce, softened_cross_entropy
@@ -210,9 +211,20 @@ def _read(client: int, source: Any) -> tuple[Tensor, Tensor]:
         raise UsageError(f"{message}; {right}.") from cause
 
 
-def inputs_of(client: int, inputs: Any, shape: Sequence[int] = ()) -> Tensor:
-    """Return a client's inputs [N, ...], dense floats (else UsageError). shape: of one input, if it is known."""
+def are_texts(inputs: Any) -> bool:
+    """Return whether inputs are whole numbers [N, L], as texts are."""
     x = to_dense(inputs)
+    return x is not None and x.dim() == 2 and x.dtype in (torch.int32, torch.int64)
+
+
+def inputs_of(client: int, inputs: Any, shape: Sequence[int] = (), texts: bool = False) -> Tensor:
+    """Return a client's inputs [N, ...], dense floats (else UsageError).
+
+    shape: of one input, if it is known. texts: whether they are token numbers [N, L].
+    """
+    x = to_dense(inputs)
+    if texts and x is not None and are_texts(x) and len(x):
+        return x.float()
     if x is not None and x.dim() and not len(x):
         raise UsageError(f"Client {client} holds no examples; leave it out, or give it one.")
     if x is None or not x.is_floating_point() or x.dim() < 2:
@@ -228,9 +240,9 @@ def _no_inputs(client: int, inputs: Any, shape: Sequence[int]) -> UsageError:
     return UsageError(f"Client {client} holds inputs {describe_value(inputs)}; {right}.")
 
 
-def examples_of(client: int, examples: LabelledBatch, shape: Sequence[int], classes: int) -> Data:
-    """Return a copy of a client's examples, float32; UsageError: they do not fit the network."""
-    x, labels = inputs_of(client, examples[0], shape), examples[1]
+def examples_of(client: int, examples: LabelledBatch, shape: Sequence[int], classes: int, texts: bool = False) -> Data:
+    """Return a copy of a client's examples, float32; texts: token numbers. UsageError: they do not fit the network."""
+    x, labels = inputs_of(client, examples[0], shape, texts), examples[1]
     if tuple(x.shape[1:]) != tuple(shape) or not bool(x.isfinite().all()):
         raise _no_inputs(client, x, shape)
     y = one_hot_of(labels, classes, f"Client {client}: ")
@@ -253,6 +265,18 @@ def check_batch(plan: Plan, size: int) -> None:
     if size < plan.net.fewest:
         problem = f"Model {plan.spec.model!r} has a batch norm that sees one value of an example"
         raise UsageError(f"{problem}; give batches of {plan.net.fewest} and more, or put it into eval mode.")
+
+
+def plan_of_texts(plan: Plan, words: Sequence[str] | None) -> Plan:
+    """Return a plan whose inputs are texts if the network takes token numbers (UsageError: words do not fit it)."""
+    rows = plan.net.rows
+    if words is not None and (isinstance(words, str) or len(words) != rows):
+        right = f"the {rows} tokens of the network's embedding" if rows else "none, as the network takes no texts"
+        raise UsageError(f"vocabulary={shown(words, 40)} cannot be used; give {right}.")
+    if not rows:
+        return plan
+    vocabulary = Vocabulary(tuple(map(str, range(rows) if words is None else words)))
+    return replace(plan, kind="text", vocabulary=vocabulary, data_range=(0.0, float(rows - 1)))
 
 
 # -- Losses and their targets --
