@@ -131,9 +131,10 @@ def taking_texts(module: nn.Module, name: str) -> nn.Module:
     _replaceable(table)
 
     def forward(self: nn.Module, x: Tensor) -> Any:
-        numbers = x.round().long().clamp(0, rows - 1) if x.dim() == 2 else (x[..., 0] * 0).long() + PADDING + 1
+        known = x.dim() == 2
+        numbers = x.round().long().clamp(0, rows - 1) if known else torch.full_like(x[..., 0], PADDING + 1).long()
         layer: Any = self.get_submodule(name)
-        layer.vectors = None if x.dim() == 2 else x
+        layer.vectors = None if known else x
         try:
             answer = former.forward(self, numbers, **_mask_for(former, numbers, x.dtype))
         finally:
