@@ -516,6 +516,23 @@ def test_cells_that_a_suite_does_not_ask_for_are_named(quick):
     assert not any(problem for _, problem in rest)
 
 
+def test_a_parameter_that_came_since_is_as_asked_at_its_default_and_not_elsewhere(quick):
+    def without(name):
+        some = []
+        for record in quick:
+            attack = record.config.attack
+            if attack.id == "adaptive_server":
+                left = {key: value for key, value in attack.parameters.items() if key != name}
+                assert len(left) < len(attack.parameters)
+                config = record.config.model_copy(update={"attack": attack.model_copy(update={"parameters": left})})
+                record = record.model_copy(update={"config": config})
+            some.append(record)
+        return [words for words, problem in missing_cells(some) if problem]
+
+    assert without("slots") == [], "the suite leaves it at its default"
+    assert any("are not as suite" in words for words in without("restarts")), "the suite sets 0, the default is 2"
+
+
 # -- any field, any wrong value ---------------------------------------------------------------------------------------
 WRONG = [-1, -0.5, 2**80, 1e308, -1e308, "", "\\ud800", None, [], {}, True, [[[]]], 10**400, "x" * 5000]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from ppbench.base.bars import Bars
 from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, unknown
-from ppbench.base.registry import canonical, close_attacks, find, plugins
+from ppbench.base.registry import PluginGroup, canonical, close_attacks, find, load_plugin, plugins
 from ppbench.base.toml_files import shipped
 from ppbench.records.run_files import salt_of, soundness_of
 from ppbench.records.schema import CellConfig, Record
@@ -313,9 +314,7 @@ def _surplus(name: str, expected: Sequence[CellConfig], present: Sequence[CellCo
     expected_cells = {_key(config): config for config in expected}
     versions = {_versions(config) for config in expected}
     surplus = [config for config in present if _key(config) not in expected_cells]
-    surplus += [
-        c for c in present if (one := expected_cells.get(_key(c))) is not None and _settings(one) != _settings(c)
-    ]
+    surplus += [c for c in present if (one := expected_cells.get(_key(c))) is not None and not _is_asked(one, c)]
     odd = [config for config in surplus if _versions(config) in versions]
     if odd:
         yield (
@@ -330,9 +329,25 @@ def _versions(config: CellConfig) -> Hashable:
     return config.defense.id, config.defense.edition, config.attack.id, config.attack.version, config.attack.code
 
 
-def _settings(config: CellConfig) -> Hashable:
-    parameters = (sorted(part.parameters.items()) for part in (config.attack, config.defense))
-    return config.victims, config.tuning, *map(str, parameters)
+def _is_asked(expected: CellConfig, present: CellConfig) -> bool:
+    """Return whether a cell has the settings that a suite asks for.
+
+    A parameter that its version has got since counts where the suite leaves it at its default: that is how it ran.
+    """
+    if (expected.victims, expected.tuning) != (present.victims, present.tuning):
+        return False
+    kinds: tuple[PluginGroup, ...] = ("attacks", "defenses")
+    for kind, own, other in zip(
+        kinds, (expected.attack, expected.defense), (present.attack, present.defense), strict=True
+    ):
+        added = own.parameters.keys() - other.parameters.keys()
+        same = {name: value for name, value in own.parameters.items() if name not in added}
+        if str(sorted(same.items())) != str(sorted(other.parameters.items())):
+            return False
+        usual = {one.name: one.default for one in dataclasses.fields(load_plugin(kind, own.id))} if added else {}
+        if any(own.parameters[name] != usual.get(name, dataclasses.MISSING) for name in added):
+            return False
+    return True
 
 
 def _words(config: CellConfig) -> str:
