@@ -19,11 +19,13 @@ import numpy as np
 from ppbench.base.vocabulary import PADDING, Vocabulary
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 FACT = re.compile(r"\d+(?:[.,:]\d+)*|(?<=[\w,;] )[A-Z]\w+")
 """What a reader fears to find of a text: numbers, and capitalized words that do not start a sentence."""
 
+NAME, NUMBER = re.compile(r"[Ġ▁]?[A-Z]\w+"), re.compile(r"(?:[Ġ▁]|##)?\d+")
+"""Tokens of which facts are made: capitalized words, digits."""
 ROUGE_WORD = re.compile(r"[^\W_]+")
 """A word of ROUGE: letters and digits, of any script where `rouge-score` knows those of ASCII alone."""
 
@@ -75,6 +77,23 @@ def text_figures(guess: Sequence[int], truth: Sequence[int], vocabulary: Vocabul
         sum(fact in known for fact in facts) / len(facts) if facts else None,
         *rouge(written, original),
     )
+
+
+def redraw_facts(texts: Tensor, vocabulary: Vocabulary, generator: Generator) -> Tensor:
+    """Return texts [n, length] whose names and numbers (`FACT`) are other ones of the vocabulary, token by token."""
+    import torch
+
+    numbers, names = ([i for i, word in enumerate(vocabulary.words) if k.fullmatch(word)] for k in (NUMBER, NAME))
+    alike = {token: some for some in (numbers, names) for token in some}
+    draws = torch.rand(texts.shape, generator=generator).tolist()
+    out = texts.clone()
+    for row, tokens, shares in zip(out, map(tokens_of, texts), draws, strict=True):
+        for place, (token, share) in enumerate(zip(tokens, shares, strict=True)):
+            before = vocabulary.words[tokens[place - 1]] if place else "."
+            inside = before[-1:] in ",;" or before[-1:].isalnum()  # a sentence has begun
+            if token in alike and (inside or alike[token] is numbers):
+                row[place] = alike[token][int(share * len(alike[token]))]
+    return out
 
 
 def rouge(guess: str, truth: str) -> tuple[float, float, float]:
