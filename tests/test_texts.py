@@ -19,7 +19,7 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.wire import Slot
 from ppbench.metrics.modality import TEXT
-from ppbench.metrics.text import rouge, text_figures
+from ppbench.metrics.text import redraw_facts, rouge, text_figures
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore, TextScore, image_metrics
 from ppbench.records.store import Store
@@ -86,6 +86,17 @@ def test_rouge_is_that_of_the_package(guess, truth):
 
     theirs = RougeScorer(["rouge1", "rouge2", "rougeL"]).score(truth, guess)
     assert rouge(guess, truth) == pytest.approx([score.fmeasure for score in theirs.values()])
+
+
+@pytest.mark.parametrize("space", ["", "Ġ", "▁"])
+def test_names_and_numbers_are_drawn_anew_and_nothing_else(space):
+    words = ("[pad]", "pay", "Anna", "Otto", "Vera", "7", "8", ".")
+    vocabulary = Vocabulary(tuple(space + word if word.isalpha() else word for word in words))
+    text = torch.tensor([[1.0, 2, 5, 7, 2, 0, 0]]).expand(50, -1)  # pay Anna 7. Anna
+    drawn = redraw_facts(text, vocabulary, torch.Generator().manual_seed(0))
+    assert torch.equal(drawn[:, [0, 3, 4, 5, 6]], text[:, [0, 3, 4, 5, 6]])  # the second Anna begins a sentence
+    assert set(drawn[:, 1].tolist()) == {2.0, 3.0, 4.0} and set(drawn[:, 2].tolist()) == {5.0, 6.0}
+    assert torch.equal(redraw_facts(text, Vocabulary(("[pad]",) + ("pay",) * 7), torch.Generator()), text)
 
 
 def test_older_scores_of_texts_are_read_and_agree_with_newer_ones():
