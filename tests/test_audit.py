@@ -17,9 +17,10 @@ from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
-from ppbench.questions.membership import MemberScore, auc_deviation, families_differ
+from ppbench.questions.membership import MemberScore, auc_deviation, families_differ, score_members
+from ppbench.records.figure import aggregate
 from ppbench.report.controls import BELIED
-from ppbench.run.audit.population import AVERAGE, CANARY_FAMILIES, canaries, level_sizes, needs_level, populate
+from ppbench.run.audit.population import AVERAGE, canaries, level_sizes, needs_level, populate
 from ppbench.run.audit.runs import PointAudit, Refused
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
@@ -35,6 +36,9 @@ SMALL = dict(
 
 def config(**options):
     return configure(**{**SMALL, **options})
+
+
+CANARY_FAMILIES = ("mislabelled", "blank", "out_of_distribution")
 
 
 def population(**options):
@@ -175,6 +179,44 @@ def test_canaries_of_tables_lie_within_the_range_of_each_column(tmp_path):
     assert (shares[:, 0] - shares[:, 1]).abs().max() < 1e-3, "five columns in four blocks: the first two go together"
     assert len((shares[:, 1:] * 1e4).round().unique()) > 24 and (noise.std(1) > 0.05).all()
     assert (noise[:, 0] - noise[:, 1]).abs().max() > 0.1
+
+
+def test_canaries_of_texts_are_wrong_planted_or_of_random_tokens():
+    task = make_task(configure(defense="none", dataset="letters", canaries=40, train=200, clients=2))
+    made, kinds, used = canaries(task, 40, Seeds(3))
+    again, _, _ = canaries(task, 40, Seeds(3))
+    assert list(dict.fromkeys(kinds)) == ["mislabelled", "planted", "out_of_distribution"] and len(kinds) == 120
+    assert torch.equal(made.x, again.x) and torch.equal(made.x, made.x.round()) and made.x.max() < 200
+    wrong, planted, noise = (Data(made.x[i : i + 40], made.y[i : i + 40]) for i in (0, 40, 80))
+    assert torch.equal(wrong.x, task.test.x[used]) and (wrong.y.argmax(1) != task.test.y[used].argmax(1)).all()
+    words = task.plan.vocabulary.words
+    for before, after in zip(wrong.x.int().tolist(), planted.x.int().tolist(), strict=True):
+        changed = [(words[a], words[b]) for a, b in zip(before, after, strict=True) if a != b]
+        assert len(changed) > 1 and all(
+            a.isdigit() == b.isdigit() and a[0].isupper() == b[0].isupper() for a, b in changed
+        )
+    assert (noise.x > 0).all() and len(noise.x.unique()) > 100 and len(planted.y.argmax(1).unique()) == 4
+    clients = rows(*(shard.x for shard in task.shards.values()))
+    assert not set(rows(planted.x, noise.x)) & set(clients)
+
+
+@pytest.mark.parametrize("model", ["transformer", "gpt"])
+def test_planted_texts_are_found_in_a_model_that_learned_them_by_heart_alone(model, tmp_path):
+    few = dict(train=40, clients=2, rounds=25, batch_size=16, canaries=20, candidates=6, references=0, decay_at=())
+    options = dict(dataset="letters", model=model, stages=("audit",), schedule="parallel", model_options={"width": 32})
+    experiment = resolve(configure(defense="none", attacks=("mia_loss",), **options, **few))
+    attack, areas = load_plugin("attacks", "mia_loss")(), []
+    for forgotten in (False, True):
+        audit = PointAudit.of(experiment, Point(NoDefense()), tmp_path / str(forgotten))
+        if forgotten:  # the same truth, but nothing of it in the training
+            audit.__dict__["population"] = replace(audit.population, keep=torch.zeros_like(audit.population.keep))
+        audit.complete()
+        guesses = attack.run(audit.view("client/1"), audit.challenges(), torch.Generator().manual_seed(0))
+        scored = score_members(audit.candidates, guesses).victims
+        areas.append({m.name: m.value for m in aggregate(scored, classes=4, seed=0)})
+    known, unknown = areas
+    assert {"auc_planted", "auc_mislabelled", "auc_out_of_distribution"} < set(known)
+    assert known["canary_auc"] > 0.8 and known["auc_planted"] > 0.75 and abs(unknown["canary_auc"] - 0.5) < 0.15
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.wire import Slot
 from ppbench.metrics.modality import TEXT
-from ppbench.metrics.text import text_figures
+from ppbench.metrics.text import redraw_facts, rouge, text_figures
 from ppbench.nets.net import initial, net_spec
-from ppbench.questions.image_metrics import TextScore
+from ppbench.questions.image_metrics import ImageScore, TextScore, image_metrics
 from ppbench.records.store import Store
 from ppbench.report.page.text_tables import marked
 from ppbench.run.config import configure
@@ -68,6 +68,53 @@ def test_figures_of_a_text():
     blank = text_figures([0] * 10, truth, WORDS)
     assert (blank.in_place, blank.in_set, blank.run, blank.facts) == (0.0, 0.0, 0, 0.0)
     assert text_figures([5], [5], WORDS).facts is None
+
+
+def test_rouge_counts_words_pairs_and_the_longest_subsequence():
+    truth = [2, 3, 4, 5, 6, 7, 8, 9, 0, 0]  # Dear Anna, pay 47 euros.
+    exact, blank = text_figures(truth, truth, WORDS), text_figures([0] * 10, truth, WORDS)
+    assert (exact.rouge_1, exact.rouge_2, exact.rouge_l) == (1.0, 1.0, 1.0)
+    assert (blank.rouge_1, blank.rouge_2, blank.rouge_l) == (0.0, 0.0, 0.0)
+    assert rouge("pay 47 euros, Anna", "Dear Anna, pay 47 euros.") == (8 / 9, 4 / 7, 6 / 9)
+    assert rouge("Zürich", "ZÜRICH!") == (1.0, 0.0, 1.0)  # one word has no pair, and is a word in any script
+
+
+@settings(max_examples=200, deadline=None)
+@given(*[st.text("abAB 1.,-_'", max_size=40)] * 2)
+def test_rouge_is_that_of_the_package(guess, truth):
+    from rouge_score.rouge_scorer import RougeScorer  # here: its imports take seconds
+
+    theirs = RougeScorer(["rouge1", "rouge2", "rougeL"]).score(truth, guess)
+    assert rouge(guess, truth) == pytest.approx([score.fmeasure for score in theirs.values()])
+
+
+@pytest.mark.parametrize("space", ["", "Ġ", "▁"])
+def test_names_and_numbers_are_drawn_anew_and_nothing_else(space):
+    words = ("[pad]", "pay", "Anna", "Otto", "Vera", "7", "8", ".")
+    vocabulary = Vocabulary(tuple(space + word if word.isalpha() else word for word in words))
+    text = torch.tensor([[1.0, 2, 5, 7, 2, 0, 0]]).expand(50, -1)  # pay Anna 7. Anna
+    drawn = redraw_facts(text, vocabulary, torch.Generator().manual_seed(0))
+    assert torch.equal(drawn[:, [0, 3, 4, 5, 6]], text[:, [0, 3, 4, 5, 6]])  # the second Anna begins a sentence
+    assert set(drawn[:, 1].tolist()) == {2.0, 3.0, 4.0} and set(drawn[:, 2].tolist()) == {5.0, 6.0}
+    assert torch.equal(redraw_facts(text, Vocabulary(("[pad]",) + ("pay",) * 7), torch.Generator()), text)
+
+
+def test_older_scores_of_texts_are_read_and_agree_with_newer_ones():
+    old = {"guess": "pay", "truth": "pay 7", "in_set": 0.5, "exact": False, "run": 1, "facts": 0.0}
+    new = TextScore(**old, rouge_1=0.5, rouge_2=0.0, rouge_l=0.5)
+    assert TextScore(**old).model_dump() == old and new.model_dump()["rouge_1"] == 0.5
+    assert new.agrees(TextScore(**old)) and not new.agrees(TextScore(**old, rouge_1=0.4))
+    scores = [make_score(text) for text in (new, TextScore(**old))]
+    assert scores[0].agrees(scores[1]) and not scores[0].agrees(make_score(new.model_copy(update={"run": 2})))
+    names = [set(image_metrics(some, 4, 0)) for some in (scores[:1], scores[1:])]
+    assert names[0] - names[1] == {"rouge_1", "rouge_2", "rouge_l"}
+    assert image_metrics(scores[:1], 4, 0)["rouge_l"]().value == 0.5
+
+
+def make_score(text):
+    """Return the score of a victim with a text."""
+    none = dict.fromkeys(("psnr", "rmse", "rmse_raw", "ssim", "label", "confidence", "at_truth"))
+    return ImageScore(index=0, probe=0, client=0, evaluations=1, accuracy=0.5, text=text, **none)
 
 
 def test_padding_is_no_token_that_one_gets_right():

@@ -18,8 +18,9 @@ import numpy as np
 
 from ppbench.base.errors import shown, unknown
 from ppbench.base.registry import load_all
+from ppbench.base.vocabulary import PADDING, Vocabulary
 from ppbench.metrics.image import DataRange, assigned, match
-from ppbench.metrics.text import share_in_place, tokens_of
+from ppbench.metrics.text import redraw_facts, share_in_place, tokens_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +73,7 @@ class Modality(ABC):
         continuous: whether an input that is moved a little is one, so that the loss has a slope by it.
         smooth: whether neighbouring values are alike: attacks may use total variation, smooth starts, shifted copies.
         masked: whether targets are masks of the inputs.
+        canary_families: the families of `canaries`, which audits plant beside mislabelled examples.
     """
 
     name: ClassVar[str]
@@ -99,6 +101,7 @@ class Modality(ABC):
     continuous: ClassVar[bool] = True
     smooth: ClassVar[bool] = False
     masked: ClassVar[bool] = False
+    canary_families: ClassVar[tuple[str, ...]] = ("blank", "out_of_distribution")
 
     # -- judged --------------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -165,6 +168,20 @@ class Modality(ABC):
         return 1 - one < 0.7 * (1 - other)
 
     # -- canaries ------------------------------------------------------------------------------------------------------
+    def canaries(self, records: Tensor, examples: Tensor, plan: _Planned, generator: Any) -> Tensor:
+        """Return n inputs of each of `canary_families`, family by family, [families * n, *shape]: only training on one
+        explains how a model answers it.
+
+        records: n of the test examples, of which a family may be made. Default: inputs without content, and noise,
+        between the ends of `extent`.
+        """
+        import torch
+
+        low, high = self.extent(examples, plan.data_range)
+        level = self.blank(len(records), tuple(low.shape), generator)
+        noise = torch.rand(records.shape, generator=generator)
+        return torch.cat([low + (high - low) * level, low + (high - low) * noise])
+
     def extent(self, examples: Tensor, data_range: DataRange) -> tuple[Tensor, Tensor]:
         """Return the least and the greatest canary [*shape]. Default: those of each place in examples [N, *shape]."""
         return examples.amin(0), examples.amax(0)
@@ -412,11 +429,17 @@ class TextInput(Modality):
             "The share of a text's tokens that stand at their place; padding does not count. The blind guess has the "
             "most frequent token of the public texts at each place.",
         ),
+        (
+            "Canaries of texts",
+            "Texts under another's class; planted ones, whose names and numbers, and class, are drawn at random; texts "
+            "of random tokens.",
+        ),
     )
     readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
     parts: ClassVar[str] = "tokens"
     continuous: ClassVar[bool] = False
     unmeasured: ClassVar[str] = "whether tokens are in place"
+    canary_families: ClassVar[tuple[str, ...]] = ("planted", "out_of_distribution")
 
     def rebuilt(self, score: Any) -> bool:
         """Return whether `MOSTLY` of the tokens are in place."""
@@ -456,6 +479,15 @@ class TextInput(Modality):
         cost = np.array([[-share_in_place(one, text) for text in texts] for one in guesses], dtype=np.float64)
         return assigned(cost.T)
 
+    def canaries(self, records: Tensor, examples: Tensor, plan: _Planned, generator: Any) -> Tensor:
+        """Return records with other names and numbers (without a vocabulary as they are), and random tokens."""
+        import torch
+
+        planted = records if plan.vocabulary is None else redraw_facts(records, plan.vocabulary, generator)
+        tokens = int(plan.data_range[1]) + 1
+        noise = torch.randint(PADDING + 1, tokens, records.shape, generator=generator)
+        return torch.cat([planted, noise.to(records.dtype)])
+
 
 MASK, IMAGE, TABLE_ROW, TEXT = Mask(), Image(), TableRow(), TextInput()
 
@@ -489,6 +521,10 @@ class _Planned(Protocol):
     def loss(self) -> object: ...
     @property
     def kind(self) -> str: ...
+    @property
+    def data_range(self) -> DataRange: ...
+    @property
+    def vocabulary(self) -> Vocabulary | None: ...
 
 
 def modalities() -> tuple[Modality, ...]:

@@ -50,12 +50,13 @@ class LayerScore(Strict):
     exact: bool
 
 
-class TextScore(Strict):
+class TextScore(Grown):
     """A reconstructed text beside the original.
 
     Attributes:
         guess, truth: both as written.
         in_set, exact, run, facts: as in `ppbench.metrics.text.TextFigures`.
+        rouge_1, rouge_2, rouge_l: the same; null in older records.
     """
 
     guess: str
@@ -64,6 +65,10 @@ class TextScore(Strict):
     exact: bool
     run: Count
     facts: Share | None
+    rouge_1: Share | None = None
+    rouge_2: Share | None = None
+    rouge_l: Share | None = None
+    LATER: ClassVar[Mapping[str, Any]] = dict.fromkeys(("rouge_1", "rouge_2", "rouge_l"))
 
 
 class ImageScore(ProbedScore, Grown):
@@ -289,6 +294,13 @@ def _of_texts(name: str, title: str, meaning: str, pick: Callable[[TextScore], f
     return ImageMetric(MetricSpec(name, title, unit, meaning, short=""), compute, lambda score: score.text is not None)
 
 
+def _rouge(name: str, title: str, units: str, pick: Callable[[TextScore], float | None]) -> ImageMetric:
+    """Return a mean over texts, as DAGER prints it; older records have none."""
+    meaning = f"Mean F-measure of the {units} that a text and its original share."
+    metric = _of_texts(name, title, meaning, pick, "")
+    return replace(metric, needs=lambda score: score.text is not None and pick(score.text) is not None)
+
+
 def _readers(name: str, meaning: str, columns: tuple[Ending, ...]) -> ImageMetric:
     spec = MetricSpec(name, name.replace("_", " ").capitalize(), SHARE, meaning, short="", columns=columns)
     return ImageMetric(spec, share_of_readers, _reads(name))
@@ -453,6 +465,9 @@ IMAGE_METRICS: tuple[ImageMetric, ...] = (
     _of_texts(
         "common_run", "Longest run", "Longest run of tokens shared with the original, mean.", lambda t: t.run, "tokens"
     ),
+    _rouge("rouge_1", "ROUGE-1", "words", lambda t: t.rouge_1),
+    _rouge("rouge_2", "ROUGE-2", "pairs of neighboring words", lambda t: t.rouge_2),
+    _rouge("rouge_l", "ROUGE-L", "longest subsequence of words", lambda t: t.rouge_l),
     ImageMetric(
         MetricSpec(
             "psnr_worst_decile",

@@ -58,13 +58,13 @@ class Grown(Strict):
 
     def agrees(self, other: Strict) -> bool:
         """Return whether both are equal, apart from figures of `LATER` that one of them lacks, as older records do."""
-        if type(self) is not type(other):
-            return False
-        differing = [name for name in type(self).model_fields if getattr(self, name) != getattr(other, name)]
-        return all(
-            self.LATER.get(name, 0) is None and None in (getattr(self, name), getattr(other, name))
-            for name in differing
-        )
+        return type(self) is type(other) and all(self._is_alike(other, name) for name in type(self).model_fields)
+
+    def _is_alike(self, other: Strict, name: str) -> bool:
+        one, two = getattr(self, name), getattr(other, name)
+        if isinstance(one, Strict) and isinstance(two, Strict):
+            return one.agrees(two)
+        return bool(one == two) or (self.LATER.get(name, 0) is None and None in (one, two))
 
     @model_serializer(mode="wrap")
     def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 Canaries (Carlini et al. 2019, Aerni et al. 2024) are records that only membership explains: attacks on average records
 hide how badly a defense protects its worst cases. They are made of test records and noise, never of clients' data.
+Which families there are, the modality says, beside test records with a wrong target.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ppbench.questions.membership import AVERAGE
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
-CANARY_FAMILIES = ("mislabelled", "blank", "out_of_distribution")
-"""Families of canaries: a test record with a wrong target; one without content; one of uniform noise."""
+MISLABELLED = "mislabelled"
+"""The family of canaries that every kind of data has: test records with a wrong target."""
 
 
 def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...], Tensor]:
@@ -33,7 +34,8 @@ def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...
 
     Mislabelled: test records with another one's class, mask or number. Blank: each quarter of an image in each channel
     (of a table row, each of four blocks of columns) at one level; one level for all would put blanks on a line, where
-    they hide each other (AUC of LiRA 0.77 against 0.88). Out of distribution: uniform noise. UsageError: too few test
+    they hide each other (AUC of LiRA 0.77 against 0.88). Out of distribution: uniform noise, or random tokens. Planted:
+    texts with random names and numbers. All but mislabelled ones have random targets. UsageError: too few test
     examples.
     """
     test = task.test
@@ -45,12 +47,10 @@ def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...
     generator = seeds.generator("canaries")
     used = torch.randperm(len(test.x), generator=generator)[:count]
     modality = modality_in(task.plan)
-    low, high = modality.extent(test.x, task.plan.data_range)
-    level = modality.blank(count, tuple(low.shape), generator)
-    noise = torch.rand(count, *low.shape, generator=generator)
-    x = torch.cat([test.x[used], low + (high - low) * level, low + (high - low) * noise])
-    y = torch.cat([_wrong(task, used, generator), _random(task, 2 * count, generator)])
-    return Data(x, y), tuple(name for name in CANARY_FAMILIES for _ in range(count)), used
+    made = modality.canaries(test.x[used], test.x, task.plan, generator)
+    x = torch.cat([test.x[used], made])
+    y = torch.cat([_wrong(task, used, generator), _random(task, len(made), generator)])
+    return Data(x, y), tuple(name for name in (MISLABELLED, *modality.canary_families) for _ in range(count)), used
 
 
 def _wrong(task: Task, used: Tensor, generator: torch.Generator) -> Tensor:
@@ -149,7 +149,8 @@ def populate(experiment: Experiment) -> Population:
     order = torch.randperm(len(x), generator=seeds.generator("order"))
     x, y, owner = x[order], y[order], owner[order]
     words = tuple(words[i] for i in order.tolist())
-    code = torch.tensor([(AVERAGE, *CANARY_FAMILIES).index(word) for word in words])
+    number = {word: i for i, word in enumerate(dict.fromkeys((AVERAGE, *families)))}
+    code = torch.tensor([number[word] for word in words])
     keep = _coins(code, config.references, seeds)
     half = random_half(2 * code + keep[0].long(), seeds.generator("half")).long()
     rest = torch.ones(len(task.test.x), dtype=torch.bool)

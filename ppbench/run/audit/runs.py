@@ -37,7 +37,7 @@ from ppbench.federation.plan import Data, Layout, Plan
 from ppbench.federation.threats import ThreatModel, threat_model
 from ppbench.federation.view import BEGUN, StateRecord, Transcript, View, tuples_of
 from ppbench.federation.wire import SERVER, Envelope, session_of
-from ppbench.metrics.modality import modality_in
+from ppbench.metrics.modality import Modality, modality_in
 from ppbench.questions.membership import AVERAGE
 from ppbench.records.schema import Flag, Strict
 from ppbench.run.audit.population import ADVERSARY, Population, has_view, needs_level, populate
@@ -254,7 +254,9 @@ class PointAudit:
         info, config = point.info, experiment.config
         parts = [part.model_dump(mode="json") for part in experiment.facts]
         about = [__version__, info.id, info.edition, info.parameters, *parts, config.seed]
-        riders = [config.canary_clients] if config.canary_clients else []
+        riders: list[object] = [config.canary_clients] if config.canary_clients else []
+        families = modality_in(experiment.task.plan).canary_families
+        riders += [families] if families != Modality.canary_families else []
         text = json.dumps([*about, config.candidates, config.canaries, AUGMENTATIONS, *riders], sort_keys=True)
         return PointAudit(experiment, point, cache / f"audit-{hashlib.sha256(text.encode()).hexdigest()[:32]}")
 
