@@ -526,6 +526,11 @@ One batch a row, which is few; of two others each, `token_rows` reads every toke
 batches at its default tolerance, which takes the ranks 134 and 247 to be 118 and 195. At `--rank_tol` 1e-7 it reads
 batch 4; batch 8 had not ended after 75 s of wall time.
 
+`lamp` beside LAMP's own code, on the same gradients and about as many seconds. Both leave single words; the rows of the
+gradient give these texts whole (above).
+
+<<texts-beside-lamp>>
+
 Letters under noise, and who was trained on, in one federation each (quick preset, seed 0; intervals of 95 %;
 `OMP_NUM_THREADS=1 python benchmarks/measure_letters.py OUT`, 2026-11-28; every figure is in
 `benchmarks/results/letters.json`). Noise of s on an m x n gradient drowns singular values below s (sqrt m + sqrt n):

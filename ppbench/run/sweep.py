@@ -16,7 +16,7 @@ from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import PluginGroup, canonical, close_attacks, find, load_plugin, plugins
 from ppbench.base.toml_files import shipped
 from ppbench.records.run_files import salt_of, soundness_of
-from ppbench.records.schema import CellConfig, Record
+from ppbench.records.schema import AttackInfo, CellConfig, DefenseInfo, Record
 from ppbench.records.store import Store
 from ppbench.report.compare.join import where_of
 from ppbench.report.controls import CONTROLS, check_harness, failures
@@ -325,29 +325,33 @@ def _surplus(name: str, expected: Sequence[CellConfig], present: Sequence[CellCo
         yield f"whether suite {name} asked for {others} of {len(present)} cells (not as it is here)", False
 
 
+Parameterized = AttackInfo | DefenseInfo
+
+
 def _versions(config: CellConfig) -> Hashable:
     return config.defense.id, config.defense.edition, config.attack.id, config.attack.version, config.attack.code
 
 
 def _is_asked(expected: CellConfig, present: CellConfig) -> bool:
-    """Return whether a cell has the settings that a suite asks for.
+    """Return whether a cell has the settings that a suite asks for."""
+    return (
+        (expected.victims, expected.tuning) == (present.victims, present.tuning)
+        and _ran_so("attacks", expected.attack, present.attack)
+        and _ran_so("defenses", expected.defense, present.defense)
+    )
 
-    A parameter that its version has got since counts where the suite leaves it at its default: that is how it ran.
+
+def _ran_so(kind: PluginGroup, expected: Parameterized, present: Parameterized) -> bool:
+    """Return whether a plugin ran with these parameters.
+
+    One that its version has got since counts where the suite leaves it at its default: that is how it ran.
     """
-    if (expected.victims, expected.tuning) != (present.victims, present.tuning):
+    added = expected.parameters.keys() - present.parameters.keys()
+    same = {name: value for name, value in expected.parameters.items() if name not in added}
+    if str(sorted(same.items())) != str(sorted(present.parameters.items())):
         return False
-    kinds: tuple[PluginGroup, ...] = ("attacks", "defenses")
-    for kind, own, other in zip(
-        kinds, (expected.attack, expected.defense), (present.attack, present.defense), strict=True
-    ):
-        added = own.parameters.keys() - other.parameters.keys()
-        same = {name: value for name, value in own.parameters.items() if name not in added}
-        if str(sorted(same.items())) != str(sorted(other.parameters.items())):
-            return False
-        usual = {one.name: one.default for one in dataclasses.fields(load_plugin(kind, own.id))} if added else {}
-        if any(own.parameters[name] != usual.get(name, dataclasses.MISSING) for name in added):
-            return False
-    return True
+    usual = {one.name: one.default for one in dataclasses.fields(load_plugin(kind, expected.id))} if added else {}
+    return all(expected.parameters[name] == usual.get(name, dataclasses.MISSING) for name in added)
 
 
 def _words(config: CellConfig) -> str:
