@@ -340,7 +340,8 @@ is left). The quickstart shows 44, a batch of 8 has eight times the unknowns.
 Many local steps: Dimitrov et al. (TMLR 2022) print more than 45 % of a FEMNIST client's 50 images out of 10 epochs of
 10 batches of 5. Their network and rate on another data set, MNIST (FEMNIST was not at hand), where 50 images are of
 ten classes, not of 62. `ig` and `dlg` read the change as one gradient at the weights half way, which of 50 images
-explains 92 % of it, at the start 62 %. A fifth of their images comes out whole; their size does not.
+explains 92 % of it, at the start 62 %. A fifth of their images comes out whole; their size does not, and it is not the
+steps: one step of all 50 hides as much.
 
 <<many-local-steps>>
 
