@@ -15,6 +15,7 @@ import ppbench
 import ppbench.run.invert as inversion
 from ppbench.adversary.victims import own_batches
 from ppbench.attacks.reconstruction.fedavg import trained_evidence
+from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective
 from ppbench.base.autodiff import gradient, towards
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
@@ -193,6 +194,16 @@ def test_the_truth_explains_both_state_dicts(steps: int, momentum: float, monkey
     ]
 
 
+def test_victims_that_are_searched_together_are_compared_as_each_alone() -> None:
+    fed = federation_of(ppbench.load_defense("none"))
+    view = fed.probe({Slot(0, client): shard for client, shard in fed.shards.items()}, "gradient").view("server/1")
+    pieces = view.defense.evidence(view)
+    x, y = torch.rand(2, 4, *SHAPE).double(), torch.stack([shard.y for shard in fed.shards.values()]).double()
+    guess = x, y, torch.zeros(2, 0).double(), torch.arange(2)
+    for one, other in zip(MappedObjective(pieces)(*guess), SimulatedObjective(pieces)(*guess), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
 # -- what an attack makes of them -------------------------------------------------------------------------------------
 class Leaking(nn.Module):
     """Its gradient says how often each class comes; mean and variance of its inputs, pixel by pixel, say the rest."""
@@ -214,6 +225,24 @@ def test_a_planted_leak_is_found_with_the_statistics_alone(digits: Data) -> None
     seen = ppbench.invert(model, update, SHAPE, Y[:2], **options)
     blind = ppbench.invert(model, update, SHAPE, Y[:2], statistics=False, **options)
     assert min(seen.psnr(x)) > 25 and max(blind.psnr(x)) < 15
+
+
+def test_a_variance_far_off_does_not_drown_what_else_is_seen() -> None:
+    """Rough images, where searches begin, have many times the variance of an edge filter's channel on smooth ones."""
+    rest = {"weight": torch.ones(2)}
+
+    def left(**errors: float) -> float:
+        names = [f"norm.{name}" for name in ("running_mean", "running_var")]
+        observed = {**rest, **{name: torch.zeros(3) for name in names}}
+        known = {name: torch.full((2, 3), 2.0) for name in names}
+        piece = Evidence((Slot(0, 0),), observed, lambda: rest, statistics=known)
+        changed = {name: torch.full((3,), errors.get(name.removeprefix("norm.running_"), 0.0)) for name in names}
+        return float(piece.discrepancy({**rest, **changed}))
+
+    away = {"near": left(var=0.005), "far": left(var=500.0), "mean": left(mean=0.005)}
+    assert left() == 0 and away["near"] == pytest.approx(away["mean"], rel=1e-3)
+    assert left(mean=500.0) == pytest.approx(1e10 * away["mean"], rel=1e-3)
+    assert away["far"] < 1e6 * away["near"]
 
 
 @pytest.mark.parametrize(

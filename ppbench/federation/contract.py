@@ -21,7 +21,7 @@ from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.secret_draws import at_step
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import bounds_of
-from ppbench.federation.evidence import Evidence, Shared, as_gradients, precision_of
+from ppbench.federation.evidence import Evidence, Shared, as_gradients, units_of
 from ppbench.federation.plan import Batch, Data, Layout, Noise, Plan, all_at_once, shuffled
 from ppbench.federation.plan import Context as Context
 from ppbench.federation.view import Exchange, View
@@ -99,7 +99,7 @@ def plain_evidence(view: View) -> list[Evidence]:
         if not _fits(change, params):  # only the server can decode it
             continue
         observed = as_gradients(view.plan, exchange.round, change)
-        statistics = precision_of(view.plan, params, observed)
+        statistics = units_of(view.plan, params, observed)
         by_slot[exchange.slot] = Evidence((exchange.slot,), observed, shared.at(params), params, statistics=statistics)
     return list(by_slot.values())
 
