@@ -53,35 +53,44 @@ def held_network(
     data_range: least and greatest value of an input. when: for errors, when to switch to eval mode. output: the part of
     its answer that the loss takes; None if that is the answer. any_output: whether one output, and probabilities, do.
     tracked: whether running statistics of batch norms in training mode are entries of its weights. texts: whether
-    inputs may be token numbers [L] for an embedding of it; the copy then takes vectors in their place, too.
+    inputs may be token numbers [L] for an embedding of it, or vectors in their place.
     UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or `nets.user_model` refuses it.
     """
     module = _with_weights(module)
-    name, table = type(module).__name__, user_model.table_of(module, shape) if texts else ""
-    whole = user_model.taking_texts(modes.copied(module), table) if table else module
+    name, (whole, table) = type(module).__name__, _for_texts(module, shape if texts else ())
     with torch.random.fork_rng(devices=[]):
         try:
             copy, x = importable(lambda: user_model.runnable_copy(whole, shape, data_range, tracked))
             flat = any_output and _is_flat(copy, x, output)
             copy = copy if output is None and not flat else with_output(copy, output, flat)
-            answer, _ = modes.run_module(copy, x)
+            answer = modes.run_module(copy, x)[0]
             classifier = user_model.as_classifier(name, copy, x, when, any_output)
         except Unfit as cause:
             raise UsageError(f"Model {name!r} cannot be used for inputs {shape}: {cause}.") from cause
-        except UsageError:
-            raise
         except Exception as cause:  # whatever somebody's forward pass raises
+            if isinstance(cause, UsageError):
+                raise
             raise UsageError(_failed_pass(module, shape, data_range, cause)) from cause
     classifier.embedding = f"features.{table}.weight" if table else classifier.embedding
-    start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
+    start, net = trainable(classifier), Net(NetSpec(name, shape, len(classifier.head.weight)), classifier)
     net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
-    kept = isinstance(module, Classifier) or not isinstance(classifier, UserNetwork)  # the names are the module's
-    names_here = {n if kept else net.own_name(n): n for n in start}
-    trained = (n for n, value in module.named_parameters() if value.requires_grad)
-    own = (*trained, *(n for n, _ in module.named_buffers()))
-    names = {names_here[n]: n for n in own if n in names_here}
+    names = _names_of(module, classifier, net)
     sums = answer.float().exp().sum(-1) if isinstance(answer, Tensor) and spec.classes > 1 else torch.zeros(1)
     return HeldNetwork(spec, names, torch.allclose(sums, torch.ones_like(sums), atol=1e-4), flat)
+
+
+def _names_of(module: nn.Module, classifier: Classifier, net: Net) -> dict[str, str]:
+    """Return the names of a module's trained parameters and statistics by those of its `Net`, in the module's order."""
+    kept = isinstance(module, Classifier) or not isinstance(classifier, UserNetwork)  # the names are the module's
+    names_here = {n if kept else net.own_name(n): n for n in net.names}
+    trained = [n for n, value in module.named_parameters() if value.requires_grad]
+    return {names_here[n]: n for n in (*trained, *dict(module.named_buffers())) if n in names_here}
+
+
+def _for_texts(module: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, str]:
+    """Return a copy of a module that takes texts [L], and the name of its embedding; else the module itself, and ""."""
+    table = user_model.table_of(module, shape)
+    return (user_model.taking_texts(modes.copied(module), table), table) if table else (module, "")
 
 
 PREFIXES = ("module.", "_orig_mod.")

@@ -395,11 +395,7 @@ def _planted(
         return None
     again = Seeds(seeds.seed("planted"))
     noise = torch.Generator().manual_seed(again.seed("noise"))
-    x = (
-        mix_with_noise(answer.x, plan.data_range, noise)
-        if plan.vocabulary is None
-        else drawn_texts(answer.x, plan, noise)
-    )
+    x = drawn_like(answer.x, plan, noise)
     data = Data(x, y.float())
     client = Federation(defense, plan, {0: data}, again, next(iter(start.values())).device)
     client.start(start)
@@ -411,17 +407,17 @@ def _planted(
     mismatch = _mismatch(attack, view, guess, targets)
     if mismatch is None:
         return None
-    for other in (
-        variants(x, plan.data_range) if plan.vocabulary is None else ()
-    ):  # a start may have the planted brightness or contrast by chance
+    for other in () if plan.vocabulary else variants(x, plan.data_range):  # a start may have this brightness by chance
         left = _mismatch(attack, view, Guess(other, answer.y), targets)
         if left is not None and left <= ALIKE * max(mismatch, _stop(attack), ROUNDING):
             guess = replace(guess, x=other)
     return planted_of(x, guess, mismatch, plan.data_range, _stop(attack))
 
 
-def drawn_texts(like: Tensor, plan: Plan, generator: torch.Generator) -> Tensor:
-    """Return texts of the shape [B, L] of others, of tokens drawn from the vocabulary without padding and unknown."""
+def drawn_like(like: Tensor, plan: Plan, generator: torch.Generator) -> Tensor:
+    """Return inputs mixed with noise; for texts [B, L] others, of tokens that are neither padding nor unknown."""
+    if plan.vocabulary is None:
+        return mix_with_noise(like, plan.data_range, generator)
     most = int(plan.data_range[1])
     return torch.randint(min(UNKNOWN + 1, most), most + 1, like.shape, generator=generator).float()
 

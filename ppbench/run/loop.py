@@ -87,11 +87,9 @@ def federate(
     `wire`; `probe` below shows what the server sees. Its network is a copy: `model` is left as it is.
 
     Args:
-        defense: as `load_defense` gives it.
-        model: as of `invert`.
-        shards: what each client holds, as many clients as shards: inputs [N, *shape] (of a network of texts token
-            numbers [N, L], int64) and classes [N], tensors or arrays; or a `Dataset` or `DataLoader` of such pairs,
-            which is read once (what it draws is drawn once).
+        defense, model: as `load_defense` gives it; as of `invert`.
+        shards: what each client holds: inputs [N, *shape] (texts: token numbers [N, L], int64) and classes [N], tensors
+            or arrays; or a `Dataset` or `DataLoader` of such pairs, which is read once (what it draws is drawn once).
         data_range: least and greatest value of an input; those of the shards must lie in it.
         norms: "tracked": running statistics of norms in training mode move, are sent and averaged as weights are, and
             used by `outputs`, as where frameworks send a state dict. "batch": all take those of the batch at hand.
@@ -106,8 +104,9 @@ def federate(
     config = configure(defense=defense.name, clients=len(data), **training)
     plan = plan_of_texts(plan_on(config, spec, ends), None)
     check_device(config.device)
-    check_batch(plan, min(config.batch_size, *(len(shard.x) for shard in data.values())))
-    check_clients(defense, plan, config, min(len(shard.x) for shard in data.values()))
+    fewest = min(len(shard.x) for shard in data.values())
+    check_batch(plan, min(config.batch_size, fewest))
+    check_clients(defense, plan, config, fewest)
     device, seeds = torch.device(config.device), Seeds(config.seed)
     federation = Federation(defense, plan, data, seeds, device, config.backend, tf32=config.tf32)
     with guard("defenses", defense.name):
