@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ppbench.base.errors import count_of, listed
 from ppbench.records.figure import grouped, leakage_value
 from ppbench.records.schema import Record
-from ppbench.report.controls import Check, value
+from ppbench.report.controls import Check, rebuilding, taken_share, value
 from ppbench.report.costs import CostRow, TimesOf, cost_rows
 from ppbench.report.entries import Board
 from ppbench.report.frame import frame_of
@@ -79,18 +79,35 @@ class HeadlineRow:
         return "fall" if known else "exposed"
 
 
-def headline_of(tables: Sequence[Overview], trust: Trust) -> Headline:
-    """Return the headline on the defenses of `tables`, each at its usable setting that leaks least."""
+def headline_of(tables: Sequence[Overview], trust: Trust, boards: Sequence[Board] = ()) -> Headline:
+    """Return the headline on the defenses of `tables`, each at its usable setting that leaks least.
+
+    boards: those of the tables; without a defense they say what leaks of the undefended model.
+    """
     rows = [HeadlineRow(table, row) for table in tables if table.reliable for row in table.compared]
     if not trust.boards:
         return Headline("Nothing was evaluated.", "info")
     if trust.state == "unknown" or (trust.state == "failed" and not trust.sound):
         return Headline("Nothing is concluded: the controls do not vouch for it.", "error")
     if not rows:
-        return Headline("Only controls were evaluated.", "info")
+        return Headline(f"Only controls were evaluated{_undefended(boards)}.", "info")
     if costs_alone(tables) and (costs := _costs(rows)):
         return Headline(costs, "info")
     return _one(rows[0]) if len(rows) == 1 else _many(rows)
+
+
+def _undefended(boards: Sequence[Board]) -> str:
+    """Return what leaks of the undefended model, where nothing else was evaluated; "" where that is not shown."""
+    entries = [one for board in boards if board.reliable for one in board.entries if one.defense.id == "none"]
+    leaks = [one.leak for one in entries if one.leak is not None and one.leak.falls and one.leak.worst is not None]
+    if not leaks:
+        return ""
+    leak = max(leaks, key=lambda one: (SEVERITY[one.level], taken_share(one.worst)))  # type: ignore[arg-type]  # chosen so
+    assert leak.worst is not None  # chosen so
+    metric, modality = leak.worst.metric(rebuilding(leak.worst)), leak.everybody.modality
+    figure = None if metric is None else metric.value
+    amount = "" if figure is None else modality.beside(figure, leak.level == "rebuilt")
+    return f"; of the undefended model {leak.noun} are {leak.level}{amount}{modality.example(leak.worst.victims)}"
 
 
 def costs_alone(tables: Sequence[Overview]) -> bool:
@@ -406,7 +423,7 @@ def answer_from(
     """Return the answer from the parts of a page; harness: check of the self-test, None where unknown."""
     tables = overviews(boards, evaluations, costs)
     trust = trust_of(boards, evaluations, harness, tables)
-    return Answer(headline_of(tables, trust), tuple(boards), tuple(tables), trust)
+    return Answer(headline_of(tables, trust, boards), tuple(boards), tuple(tables), trust)
 
 
 def answer_of(records: Sequence[Record], harness: Check | None, times: TimesOf = lambda _: None) -> Answer:
