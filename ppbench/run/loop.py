@@ -87,7 +87,8 @@ def federate(
     `wire`; `probe` below shows what the server sees. Its network is a copy: `model` is left as it is.
 
     Args:
-        defense, model: as `load_defense` gives it; as of `invert`.
+        defense: as `load_defense` gives it.
+        model: as of `invert`.
         shards: what each client holds: inputs [N, *shape] (texts: token numbers [N, L], int64) and classes [N], tensors
             or arrays; or a `Dataset` or `DataLoader` of such pairs, which is read once (what it draws is drawn once).
         data_range: least and greatest value of an input; those of the shards must lie in it.
@@ -104,9 +105,8 @@ def federate(
     config = configure(defense=defense.name, clients=len(data), **training)
     plan = plan_of_texts(plan_on(config, spec, ends), None)
     check_device(config.device)
-    fewest = min(len(shard.x) for shard in data.values())
-    check_batch(plan, min(config.batch_size, fewest))
-    check_clients(defense, plan, config, fewest)
+    check_batch(plan, min(config.batch_size, *(len(shard.x) for shard in data.values())))
+    check_clients(defense, plan, config, min(len(shard.x) for shard in data.values()))
     device, seeds = torch.device(config.device), Seeds(config.seed)
     federation = Federation(defense, plan, data, seeds, device, config.backend, tf32=config.tf32)
     with guard("defenses", defense.name):
