@@ -409,5 +409,5 @@ def test_an_evaluation_of_letters_quotes_one(tmp_path):
 def test_an_evaluation_of_nothing_but_controls_says_what_leaks_of_the_undefended_model(tmp_path):
     about = dict(defense="none", dataset="letters", attacks=("token_rows",), stages=("init",), attack_batch=(1,))
     made = evaluate(**about, rounds=1, victims=8, clients=4, out=tmp_path / "out", workers=1)
-    begin = "Only controls were evaluated; of the undefended model texts are rebuilt at 100% of tokens in place, for example"
+    begin = "Only controls were evaluated; of the undefended model texts are rebuilt at 100% of tokens in place, for"
     assert made.answer.headline.words.startswith(begin) and '"' in made.answer.headline.words
