@@ -9,7 +9,6 @@ code of its author, and needs neither the truth nor a client's secret.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -145,11 +144,6 @@ class ObservedRound:
         return None
 
 
-_RECENT: deque[tuple[View, list[Evidence]]] = deque(maxlen=2)
-"""The views that were replayed last, with their evidence: every attack asks the same of one view, some several times,
-of texts also of the view in which vectors take the place of tokens."""
-
-
 def replayed_evidence(view: View) -> list[Evidence]:
     """Return as evidence the gradients that the server's code makes of each client's and of the cohort's messages.
 
@@ -158,15 +152,6 @@ def replayed_evidence(view: View) -> list[Evidence]:
     sends zeros, of unknown scale. If zeros move the model too, equally for all clients (noise of the server's own),
     there is a second reading without that movement.
     """
-    for known, evidence in _RECENT:
-        if known is view:
-            return [*evidence]
-    evidence = _replayed(view)
-    _RECENT.append((view, evidence))
-    return [*evidence]
-
-
-def _replayed(view: View) -> list[Evidence]:
     shared, all_evidence = Shared(view.plan), list[Evidence]()
     for observed in _rounds(view):
         params, divisor = shared.same(observed.begun.server.params), as_gradient(view.plan, observed.round)

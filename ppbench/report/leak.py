@@ -261,7 +261,7 @@ class Leak:
             return Qualifier("undefended_missing", "the undefended model was not attacked")
         share = self.undefended.everybody.share
         if share is not None and (share.value or 0.0) >= BROKEN_SHARE:
-            return Qualifier("few_victims", "too few victims show that the undefended model leaks")
+            return Qualifier("few_victims", "too few victims to show that the undefended model leaks")
         return Qualifier("undefended_stands", "even the undefended model resists these attacks")
 
     @cached_property
