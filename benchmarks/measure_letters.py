@@ -99,16 +99,16 @@ def rounded(value: float | None) -> float | None:
 
 def points(records: list[Record]) -> list[dict[str, Any]]:
     """Return what was measured at each defense and sigma."""
-    found: dict[tuple[str, float], dict[str, Any]] = {}
+    by_sigma: dict[tuple[str, float], dict[str, Any]] = {}
     for record in sorted(records, key=lambda one: (one.config.attack.id, one.config.threat_model.id)):
         config, utility = record.config, record.utility
         sigma = config.defense.control.value if config.defense.control else 0.0
-        point = found.setdefault((config.defense.id, sigma), {"defense": config.defense.id, "sigma": sigma})
+        point = by_sigma.setdefault((config.defense.id, sigma), {"defense": config.defense.id, "sigma": sigma})
         of_stage = point.setdefault(config.stage, {"epsilon": record.privacy.epsilon, "attacks": {}})
         of_stage["accuracy"] = [rounded(one) for one in (utility.accuracy, utility.low, utility.high, utility.chance)]
         name = f"{config.attack.id} {config.threat_model.id}"
         of_stage["attacks"][name] = figures(record) if record.status == "complete" else record.reason
-    return [found[key] for key in sorted(found)]
+    return [by_sigma[key] for key in sorted(by_sigma)]
 
 
 def predicted() -> dict[str, list[float]]:

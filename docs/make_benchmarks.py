@@ -1,7 +1,7 @@
 """Write docs/benchmarks.md from benchmarks/results: `python docs/make_benchmarks.py [--check]`.
 
 Tables come from the result files: those of one benchmark each, and `measured.json`, which keeps tables that were
-written down by hand, each with its date, command and setting. The paragraphs stand here.
+written down by hand, each with its date, command and setting. The paragraphs stand in benchmarks/page.md.in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from statistics import mean, median
 from typing import Any
 
 PAGE = Path(__file__).with_name("benchmarks.md")
-RESULTS = PAGE.parent.parent / "benchmarks" / "results"
+TEMPLATE = PAGE.parent.parent / "benchmarks" / "page.md.in"
+RESULTS = TEMPLATE.parent / "results"
 PLACE = re.compile(r"^<<([\w-]+)>>$", re.MULTILINE)
 CPU_ONLY = {"`evaluate --defense spn` (CPU: 16 cores)": ("over 100 s", "96 s")}
 BEST = {"ours": "", "breaching": "breaching "}
@@ -190,9 +191,9 @@ def letters() -> str:
     for noise, point in points_of_letters():
         value, low, _, chance = point["audit"]["accuracy"]
         readers = [point["init"]["attacks"][f"{name} server/1"] for name in ("token_rows", "dlg")]
-        found = point["audit"]["attacks"]
-        attack = "mia_lira" if "mia_lira client/1" in found else "mia_loss"
-        figures = found[f"{attack} client/1"]
+        attacks = point["audit"]["attacks"]
+        attack = "mia_lira" if "mia_lira client/1" in attacks else "mia_loss"
+        figures = attacks[f"{attack} client/1"]
         rows.append(
             [
                 noise,
@@ -235,9 +236,12 @@ def members_of_letters() -> str:
     """Return the AUC of each membership attack on letters, and on canaries."""
     names = list(dict.fromkeys(name for _, point in points_of_letters() for name in point["audit"]["attacks"]))
     rows = [
-        [noise, *(" / ".join(f"{found[name][key][0]:.2f}" for key in AREAS) if name in found else "" for name in names)]
+        [
+            noise,
+            *(" / ".join(f"{attacks[name][key][0]:.2f}" for key in AREAS) if name in attacks else "" for name in names),
+        ]
         for noise, point in points_of_letters()
-        for found in [point["audit"]["attacks"]]
+        for attacks in [point["audit"]["attacks"]]
     ]
     return table(["noise", *(f"`{name.split()[0]}`" for name in names)], rows)
 
@@ -387,330 +391,14 @@ def measured() -> dict[str, str]:
     return pages
 
 
-TEXT = """\
-<!-- Made by docs/make_benchmarks.py from benchmarks/results; change these, not this file. -->
-
-# Benchmarks
-
-How strong the attacks are, how fast the bench is, and what was tried against it. Every benchmark compares two things
-in one run and reports their ratio, because absolute times of two machines say nothing. Where no device is named: one
-thread of two shared x86-64 cores, torch 2.13.0, Python 3.11, with other jobs beside. CIFAR-10 is a JPEG re-encoding.
-A figure holds for the setting in the line below its table. `benchmarks/README.md` says how each script is run.
-
-## On a GPU
-
-One NVIDIA H200 (driver 580.159.04, 16 CPU cores), 2026-11-27, torch 2.11.0+cu130, Python 3.12, 28 minutes in all
-(of the parts of `benchmarks/gpu.sh`; figures in `benchmarks/results/gpu.json`).
-
-- **It runs.** All 21 defenses with every attack that applies (`PPBENCH_FAR=cuda python tests/far_evaluation.py`): 319
-  cells complete, 25 not applicable, none failed.
-- **It agrees with the CPU**, on 29 cells of `evaluate --defense spn` that both finished.
-- **It pays for many victims.** Searches launch their kernels as one CUDA graph (equal to the bit to single launches),
-  and 256 victims are searched together. Choose a CPU for small networks and few victims. Of the 0.78 s for 256 victims
-  some 0.5 s are checks of each victim's evidence, which a longer search does not repeat.
-
-<<gpu-beside-cpu>>
-
-<<gpu>>
-
-Federated training takes 3.5 (`dlnet`), 3.6 (LeNet) and 4.2 (MLP) times fewer seconds than a plain PyTorch loop on the
-same GPU. A FedSGD round of ResNet20 (5 clients, batches of 256) takes 0.029 s with stacked clients and 3.6 GiB, 0.025 s
-client by client and 0.5 GiB (with TF32 0.015 s; a plain loop 0.039 s): large steps run client by client. Fourteen
-trainings of defenses beside each other took 0.375 s per round, so no cell of `cifar10-resnet20` ended in 400 s.
-
-## What the arsenal reaches
-
-Undefended single CIFAR-10 images at random weights of `cnn` (widths 32,64,128, average pooling: 113,738 parameters),
-labels read off the gradient, one seed. The generator of `gifd` adds knowledge of natural images, so it gains nothing
-on MNIST. With max pooling `ig` reaches about 18 dB on eight tuning images. Reproduce with
-`PPBENCH_TEST_DATA=FOLDER python benchmarks/measure_reconstruction.py` and
-`python benchmarks/bench_gifd.py OUT.json 300,600 32 12`.
-
-<<arsenal>>
-
-How many labels of a batch are read off the gradient:
-
-<<labels-of-batches>>
-
-What the running statistics of batch norms add, which a client's state dict holds: after one step of SGD mean and
-variance of the batch in each layer (`benchmarks/measure_statistics.py`; labels known, mean PSNR over all images).
-A trained ResNet-18 shows 9,600 such numbers; at random weights the search does not match them (14 times the gradient
-is left). The quickstart shows 44, a batch of 8 has eight times the unknowns.
-
-<<batch-statistics>>
-
-Many local steps: Dimitrov et al. (TMLR 2022) print more than 45 % of a FEMNIST client's 50 images out of 10 epochs of
-10 batches of 5. Their network and rate on another data set, MNIST (FEMNIST was not at hand), where 50 images are of
-ten classes, not of 62. `ig` and `dlg` read the change as one gradient at the weights half way, which of 50 images
-explains 92 % of it, at the start 62 %. A fifth of their images comes out whole; their size does not, and it is not the
-steps: one step of all 50 hides as much.
-
-<<many-local-steps>>
-
-## Beside breaching
-
-The best of each side on the same victims, steps for 4 CPU seconds a batch (breaching 0.1.2, 2026-11-28; CIFAR-10 from
-40,000 on, where nothing was tuned; a batch has no class twice): median PSNR, images above 20 dB, seconds.
-`python benchmarks/peers/against_breaching.py OUT.json --seconds 4 --tuning 2`. Other images chose each side's attack:
-on `dlnet`, batch 1, random among all of breaching's (`multiscale_ghiasi`, `analytic`, `rgap` raise errors), elsewhere
-among those that `tuning` in benchmarks/results/peers_best.json names. `ig3`, `ig_features3`: at tv=3. On `cnn`, batch
-1, random, our side was measured again with `ig_features`, and on trained `dlnet`, batch 8, both sides with more
-attacks, after first results were known. The row of 12 s is of an earlier run.
-
-<<breaching>>
-
-Our attacks alone, on harder victims. `cnn` trained to 56 %, batch 4 (16 images), is not inverted: `ig` 11.3 dB,
-`feature_inversion` 11.8 dB.
-
-<<networks-and-batches>>
-
-## When the exact gradient is known
-
-An attacker aware of `mpdp`, `pbpfl`, the encrypted protocols or `dp` without noise holds an exact gradient. On
-convolutions with kinked activations L-BFGS stalls, so these attacks use `ig`: from 16 pixels a side on always, on
-smaller images by whichever of `idlg` and two settings of `ig` leaves the smallest angle
-(`ppbench/attacks/adaptive/inversion.py`). The start alone moves an image by up to 6 dB. It is no gain everywhere: of
-digits on `resnet20` L-BFGS alone saw 70 dB and they now see 59, far beyond what counts as rebuilt.
-
-<<exact-gradients>>
-
-The smallest angle is not trusted on larger images, because noise has it where images are rebuilt at all:
-
-<<smallest-angle>>
-
-**Where no search can judge a defense.** The control asks that half of the undefended images are re-identified. On MNIST
-with these networks and on `densenet` it fails, more evaluations do not help, and no board is kept; the last row passes:
-
-<<undefended-not-found>>
-
-**MP-DP by its own attack.** The paper's figures are met by an attack that knows nothing of the mechanism; one that
-knows it sees 14.8 to 16.1 dB of `mpdp` (board `cifar10-perturbed-convolutions`).
-
-<<mpdp-own-attack>>
-
-## What audits find
-
-Models that learn few records by heart, canaries of three families; TPR at 1 % FPR on canaries, both halves together.
-`PPBENCH_TEST_DATA=FOLDER python benchmarks/measure_membership.py`; every interval is in
-`benchmarks/results/membership.json`. `audit_one_run` bounds epsilon from below by 3.2 (server) and 3.1 (client). On
-uploads of noise all attacks find at most 0.06 (AUC 0.42 to 0.57, epsilon 0). The setting was chosen on seeds 0 to 2;
-the table has seeds 3 to 7. On MNIST single blank canaries spoil the online form of RMIA with 4 references.
-
-<<membership>>
-
-<<fedmia-and-stacking>>
-
-Canary clients estimate a client's epsilon. The estimate reads low where canaries are noise to one another: 100 of
-them in 4 rounds are a variance of 0.04 beside z squared, a sixth of it at z = 0.5.
-
-<<canary-clients>>
-
-Against other code: epsilon at delta 1e-5 of 180 right among 200 guesses on 1,000 is 1.80 (`epsilon_lower`) and 2.90
-for a Gaussian mechanism; the published code of the f-DP bound gives 2.88 to 2.91. On equal arrays of 64 references
-(`tests/test_peers.py`) offline RMIA ranks as ml_privacy_meter does (rank correlation 0.98, theirs having ties), LiRA
-as LeakPro (0.9999; offline 1). The attacks of `ppbench.audit` on the outputs of one trained model and its references:
-
-<<audits-beside-others>>
-
-## Exact batches
-
-`spear` separates whole batches exactly behind one layer of ReLUs. Dimitrov et al. report batches up to about 25 on a
-GPU with wider layers; no setting of theirs was repeated.
-
-<<exact-batches>>
-
-Features behind convolutions (float32, CIFAR-10, three seeds) are exact to 6e-7 of their norm: AlexNet at batch 8 in 1
-to 2 s, VGG16 at batch 4 in 0.1 to 0.3 s, of `cnn` with hidden=64 and average pools two batches of 8 of three.
-`spear_features` makes of one batch of 4 of that `cnn` 26.4 to 33.9 dB in 16 s, and nothing on digits behind `cnn` (7
-dB) or on `lenet_baffle` with ReLUs (9 to 14 dB).
-
-## Rows of tables
-
-`tableak` finds batches of 4 where no ReLU sorts them; behind ReLUs `spear` is exact and gradient matching is not. At
-batch 8 `tableak` is near blind behind ReLUs. More evaluations do not mend ReLU at batch 4: with 24,000 it has 0.44 (4
-of 20) in 5 s.
-
-<<rows-of-tables>>
-
-## Texts
-
-`token_rows` beside DAGER's own code (commit 4383e25; its `reconstruct`, with the settings of its scripts). Both get the
-same gradients, know the public network, and see no gradient of an embedding. Shares of tokens in place, exact texts.
-
-<<texts-beside-dager>>
-
-One batch a row, which is few; of two others each, `token_rows` reads every token, too. DAGER's decoder reads nothing of
-batches at its default tolerance, which takes the ranks 134 and 247 to be 118 and 195. At `--rank_tol` 1e-7 it reads
-batch 4; batch 8 had not ended after 75 s of wall time.
-
-`lamp` beside LAMP's own code, on the same gradients and about as many seconds. Both leave single words; the rows of the
-gradient give these texts whole (above).
-
-<<texts-beside-lamp>>
-
-Letters under noise, and who was trained on, in one federation each (quick preset, seed 0; intervals of 95 %;
-`OMP_NUM_THREADS=1 python benchmarks/measure_letters.py OUT`, 2026-11-28; every figure is in
-`benchmarks/results/letters.json`). Noise of s on an m x n gradient drowns singular values below s (sqrt m + sqrt n):
-so the law of `token_rows` says where rows stop telling. `dp_sgd` clips gradients of norm 12 to 14 to 1.
-
-<<letters-law>>
-
-**Membership outlives what is read.** Rows stop telling first, under `dp` a search (`dlg`) a hundred times later, and
-canaries are found where neither reads a token, at 0.1. At 1 the model learns the letters and no canary: LiRA, which
-knows how hard each letter is, has an AUC of 0.49, so the 0.58 of the loss is no memory. Audits train on some 120
-canaries under wrong or random classes beside 440 letters: hence accuracies near 70 % where the same training without
-them has 93 to 100 %. No model but that of `full_noise` is at chance. `dp_sgd` has no reference runs: its members are
-found by the loss.
-
-<<letters>>
-
-AUC of each attack, on letters / on canaries:
-
-<<letters-members>>
-
-## Looking victims up
-
-An attacker who holds the public data set can look victims up: compute each known image's update and take the nearest.
-That is exact where reconstruction has 10 dB, so a row on public data also measures the dictionary. From sigma 0.01 on
-noise hides from it too.
-
-<<looked-up-digits>>
-
-`warped:DATA` bends every image by a secret. **That does not take the dictionary away**: at sigma 0.001 to 0.01 an
-attacker with the originals still sees 5 to 7 dB more than our best. The grain of each pixel, which no prior knows,
-stops the fit near 34 dB. Only data that nobody has leave no dictionary.
-
-<<looked-up-warped>>
-
-<<warped-beside-originals>>
-
-## Trying often
-
-Does the ledger let noise move a row? 20 trials, each with a secret, trainings and victims of its own (digits on
-`dlnet`, batch 1, `init`, 24 victims). Submissions that see nothing are judged one after another (1,000 and 250 a
-trial), then a better attack, as the first try and as the last. The level falls from 0.019 (try 1) to 0.000019 (try
-100) and 6.0e-7 (try 1,001); 24 victims can show 1.2e-7. `OMP_NUM_THREADS=1 python benchmarks/bench_ledger.py`
-(2026-11-25, 782 s of a core).
-
-<<ledger>>
-
-Answers must also fit their own victims better than one another's. Without that rule naming the commonest class for
-all (`bench_ledger.py majority`) would move a row of labels at the first try in 2,756 of 3,000 simulations; with it in
-none. 250 hostile files end in one sentence each, write nothing and cost 176 MB at most
-(`pytest tests/test_ledger_hostile.py -s`).
-
-## Servers that act
-
-Trap weights (`imprint`, `imprint_quiet`) sort a batch into bins. With H equally likely bins an image of a batch of B
-is alone with probability (1 - 1/H)^(B-1): 0.78 at 256 and 64, 0.94 at 1,024 and 64, 0.78 at 1,024 and 256. Networks
-with maximum pools before the layer, without a hidden linear layer, or with residuals are refused. No setting of the
-papers (ImageNet, other networks) was run.
-
-<<trap-weights>>
-
-<<fishing>>
-
-Under the defenses:
-
-<<active-server>>
-
-`spear`, of a server that does not act, has 100 % of `none` and `spn` at batch 8, 1 % of `secagg` and `pbpfl_ext`, 0 %
-elsewhere and at batch 64. Sums of `secagg` fall with and without sybils (97 % at batch 8, 4 clients; 45 % at batch
-64, 10 clients). One trap for everybody, which clients that compare notes would not notice, shows 23 % of the sum's
-images at batch 8, and 97 % with sybils. `detection_auc` is 1 in every cell: a client that looks cannot miss it, and
-no client of these protocols looks.
-
-## Defenses that only pretend
-
-Twelve kinds of planted pretence, one that behaves in probes alone, and honest defenses beside them:
-
-<<lies>>
-
-The `secagg` row is no false alarm: the sum is the gradient of a batch of ten, and on this network such a batch is
-rebuilt.
-
-More lies, of channels beside the sum, of noise that somebody knows and of replay (`tests/lies/ppbench_channels.py`),
-and honest defenses (2026-11-28, `python benchmarks/measure_lies.py OUT`). "Both tests" need no attack: two worlds, and
-probes beside training.
-
-<<power>>
-
-## Speed
-
-<<ratios>>
-
-The first two rows: `pytest benchmarks/bench_ig.py --benchmark-only`; the others
-`pytest benchmarks/bench_references.py --benchmark-only`.
-
-DLG beside its authors' loop at equal stopping loss, LeNet of 100 classes, CPU seconds with those of failures
-(2026-11-28; `PPBENCH_BENCH_FIRST=40000 PPBENCH_BENCH_VICTIMS=8 pytest benchmarks/bench_dlg.py --benchmark-only`). At
-both losses the loop fails on the same three. The last two rows, on the same images, stop by their own rules
-(`against_breaching.py --rows lenet100 --victims 8`):
-
-<<dlg>>
-
-<<speed>>
-
-<<default-command>>
-
-Leaving `dlg` out of the default portfolio costs little: over 98 rows no row that falls loses a tenth of a decibel of
-its median or an image above 20 dB; rows that stay below 20 dB fall by 2.0 dB at most, `full_noise` by 2.7
-(2026-11-23). It is alone in rebuilding 3 of 24 undefended images of batches of 8 after training. `torch.compile` on
-LeNet: 107 s of warm-up, then 1.38 ms an iteration beside 1.04 ms in eager mode, so `compile` is off.
-
-### BAFFLE's memory is bought with time
-
-A client runs its models one after the other on 8 examples at a time where that keeps its peak below
-backpropagation's. The paper's 0.104 is met in slices, and not with whole batches or slices on both sides, so the
-claim is left open.
-
-<<baffle-memory>>
-
-### Where a suite's seconds go
-
-<<attack-shares>>
-
-The slowest boards spend 70 to 87 % of their hours in attacks, nearly all of it in searches. So one evaluation of the
-matching loss was made cheaper: a hand-written chain of layers instead of vmap, inference mode, and from 150
-evaluations of one shape on a trace without Python between operations (0.68 to 0.75 of the time with eight images,
-half with one; `ppbench/attacks/reconstruction/fastpath`). Whole commands gain less:
-
-<<pairs>>
-
-<<searches-beside-1fcb34d>>
-
-Stopping earlier gains nothing more: under noise of 0.1 or more a search already ends after 201 of 1,800 evaluations,
-a window of half the length would save at most 16 %, and 21 % are spent on victims that end above 30 dB.
-
-## What is not trusted
-
-<<not-trusted>>
-
-## Sweeps, pages, comparisons
-
-<<sweeps-pages>>
-
-How size costs (2026-11-28, one process each, `python benchmarks/bench_scale.py clients|cells|page`,
-`benchmarks/lose_node.py`; MNIST on LeNet, label recovery):
-
-<<scale>>
-
-Before, a client's cost was measured in a round of all clients, 60,000 client computations beside 6,000 of training:
-`dp` had not ended after 500 s. What is still linear in the clients is set-up, where each registers. `spn` keeps the
-secret head and moments of each client that took part.
-
-What `compare` finds with 80 % probability, and how often reruns of one defense raise a false alarm, is in
-[compare.md](compare.md).
-"""
-
-
 def page() -> str:
     """Return the page, every place of a table filled."""
     tables = measured() | {name: make() for name, make in TABLES.items()}
-    used = PLACE.findall(TEXT)
+    text = TEMPLATE.read_text(encoding="utf-8")
+    used = PLACE.findall(text)
     if left := tables.keys() - used:
         raise SystemExit(f"no place on the page for {', '.join(sorted(left))}")
-    return PLACE.sub(lambda match: tables[match[1]], TEXT)
+    return PLACE.sub(lambda match: tables[match[1]], text)
 
 
 def main(words: list[str]) -> int:

@@ -216,8 +216,8 @@ def main(seeds: str) -> None:
             for name, scores in attacks.items():
                 half = Half(arrays.member, scores, np.zeros(len(scores), bool))
                 alike = float(spearmanr(scores, ours[name]).statistic)
-                found = auc([half], 0).value, tpr_at([half], 0.01).value, alike
-                figures.setdefault((name, side), []).append(found)
+                row = auc([half], 0).value, tpr_at([half], 0.01).value, alike
+                figures.setdefault((name, side), []).append(row)
     for (name, side), each in sorted(figures.items()):
         areas, rates, alike = zip(*each, strict=True)
         every = [" ".join(f"{value:.3f}" for value in values) for values in (areas, rates)]

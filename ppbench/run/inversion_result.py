@@ -131,18 +131,19 @@ class Inverted:
             raise UsageError(f"Inputs of shape {tuple(self.x.shape[1:])} are no texts.")
         return [self.vocabulary.text(row.tolist()) for row in self.x]
 
-    def accuracy(self, truth: Tensor) -> list[float]:
+    def accuracy(self, truth: Any) -> list[float]:
         """Return the share of tokens in place of each true text [B, L], each beside its best match.
 
         UsageError: inputs are no texts, or `truth` has another shape.
         """
-        if self.vocabulary is None or truth.shape != self.x.shape:
+        true = to_dense(truth)
+        if self.vocabulary is None or true is None or true.shape != self.x.shape:
             right = (
                 f"token numbers of shape {tuple(self.x.shape)}" if self.vocabulary else "no truth: these are no texts"
             )
-            raise UsageError(f"The truth has shape {tuple(truth.shape)}; give {right}.")
-        order = TEXT.match(self.x.float(), truth.float(), self.data_range)
-        return [TEXT.accuracy(self.x[i].float(), text.float()) or 0.0 for i, text in zip(order, truth, strict=True)]
+            raise UsageError(f"The truth is {shown(truth, 60)}; give {right}.")
+        order = TEXT.match(self.x.float(), true.float(), self.data_range)
+        return [TEXT.accuracy(self.x[i].float(), text.float()) or 0.0 for i, text in zip(order, true, strict=True)]
 
     @property
     def _has_pictures(self) -> bool:
