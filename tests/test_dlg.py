@@ -354,7 +354,8 @@ def test_all_victims_at_once_have_the_same_slopes_as_one_by_one(probed, own):
     assert simulation_groups(results) == [[0, 1]]
     x, y = (torch.rand(2, 3, *shape, generator=seeded(1), dtype=torch.float64) for shape in ((1, 8, 8), (10,)))
     order, index = torch.randn(2, 12, generator=seeded(2), dtype=torch.float64), torch.tensor([1, 0])
-    together, alone = (kind(results)(x, y, order, index) for kind in (MappedObjective, SimulatedObjective))
+    objectives = MappedObjective(results, torch.float64), SimulatedObjective(results)
+    together, alone = (one(x, y, order, index) for one in objectives)
     for a, b in zip(together, alone, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
         assert bool((a != 0).any())

@@ -197,10 +197,11 @@ def test_the_truth_explains_both_state_dicts(steps: int, momentum: float, monkey
 def test_victims_that_are_searched_together_are_compared_as_each_alone() -> None:
     fed = federation_of(ppbench.load_defense("none"))
     view = fed.probe({Slot(0, client): shard for client, shard in fed.shards.items()}, "gradient").view("server/1")
-    pieces = view.defense.evidence(view)
+    pieces = [replace(e, observed={n: v.double() for n, v in e.observed.items()}) for e in view.defense.evidence(view)]
     x, y = torch.rand(2, 4, *SHAPE).double(), torch.stack([shard.y for shard in fed.shards.values()]).double()
     guess = x, y, torch.zeros(2, 0).double(), torch.arange(2)
-    for one, other in zip(MappedObjective(pieces)(*guess), SimulatedObjective(pieces)(*guess), strict=True):
+    objectives = MappedObjective(pieces, torch.float64), SimulatedObjective(pieces)
+    for one, other in zip(*(objective(*guess) for objective in objectives), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
 

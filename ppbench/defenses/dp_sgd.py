@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.linalg import vector_norm
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree
@@ -83,8 +84,8 @@ class DPSGD(Defense):
             return plan.example_loss(plan.net(p, x[None]), y[None])[0]
 
         each = vmap(grad(loss), in_dims=(None, 0, 0))(params, batch.x, batch.y)
-        square = sum(value.flatten(1).square().sum(1) for value in each.values())
-        factor = batch.w * (self.clip / square.clamp(min=1e-24).sqrt()).clamp(max=1.0)
+        by_tensor = torch.stack([vector_norm(value.flatten(1), dim=1) for value in each.values()])
+        factor = batch.w * (self.clip / vector_norm(by_tensor, dim=0).clamp(min=1e-12)).clamp(max=1.0)
         return {name: torch.tensordot(factor, value, dims=1) for name, value in each.items()}
 
     def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:
