@@ -1,4 +1,5 @@
-"""What batch statistics add to a gradient: `ppbench.invert` on networks with batch norms, with and without them.
+"""What batch statistics add to a gradient: `ppbench.invert` on networks with batch norms, with and without them, and
+where norms stay with their clients (FedBN).
 
     export OMP_NUM_THREADS=1 PPBENCH_TEST_DATA=FOLDER
     python benchmarks/measure_statistics.py resnet18 random,trained 1,8 200 1
@@ -112,7 +113,11 @@ def trained(name: str, test: Data) -> nn.Module:
     return model.train()
 
 
-def update_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[dict[str, torch.Tensor], ...]:
+State = tuple[dict[str, torch.Tensor], ...]
+"""State dicts before and after a step."""
+
+
+def update_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> State:
     """Return the state dicts before and after a client's step of SGD on a batch."""
     own = copy.deepcopy(model)
     opt = torch.optim.SGD(own.parameters(), lr=0.1)
@@ -121,30 +126,41 @@ def update_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[dict[
     return copy.deepcopy(model.state_dict()), own.state_dict()
 
 
+WAYS = "with", "without", "FedBN"
+"""What of its norms a client sends: weights and statistics, weights alone, or nothing (FedBN: Li et al., ICLR 2021)."""
+
+
+def answer_to(model: nn.Module, update: State, way: str, y: torch.Tensor, budget: int) -> ppbench.Inverted:
+    """What `ig` makes of the update in one of `WAYS`."""
+    if way == "FedBN":
+        norms = tuple(f"{name}." for name, part in model.named_modules() if isinstance(part, nn.BatchNorm2d))
+        update = tuple({k: v for k, v in state.items() if not k.startswith(norms)} for state in update)
+    options = {"statistics": way == "with", "planted": False, "budget": budget}
+    return ppbench.invert(model, update, (3, 32, 32), y, "ig", **options)
+
+
 def main(network: str, kinds: str, sizes: str, budget: str, count: str) -> None:
-    """Print the decibels of each batch, with and without the statistics, and their means over all images."""
+    """Print the decibels of each batch, in each of `WAYS`, and their means over all images."""
     test = images("test", TESTED)
     for size in map(int, sizes.split(",")):
         for kind in kinds.split(","):
-            means = dict[bool, list[float]]({True: [], False: []})
+            means: dict[str, list[float]] = {way: [] for way in WAYS}
             for number in range(int(count)):
                 torch.manual_seed(number)
                 model = CASES[network].made() if kind == "random" else trained(network, test)
                 rows = slice(number * size, (number + 1) * size)
                 x, y = test.x[rows], test.y[rows].argmax(1)
                 update = update_of(model, x, y)
-                for statistics, every in means.items():
+                for way, every in means.items():
                     began = time.process_time()
-                    options = {"statistics": statistics, "planted": False, "budget": int(budget)}
-                    answer = ppbench.invert(model, update, (3, 32, 32), y, "ig", **options)
+                    answer = answer_to(model, update, way, y, int(budget))
                     each = answer.psnr(x)
                     every += each
-                    words = f"{network}, {kind}, batch {size}, {'with' if statistics else 'without'}"
                     spread = f"{sum(each) / size:.1f} dB ({min(each):.1f} to {max(each):.1f})"
                     cost = f"mismatch {answer.mismatch:.1e}, {time.process_time() - began:.0f} s of CPU"
-                    print(f"{words}: {spread}, {cost}", flush=True)
-            ends = " and ".join(f"{sum(every) / len(every):.1f} dB" for every in means.values())
-            print(f"{network}, {kind}, batch {size}: {ends} with and without, n={len(means[True])}", flush=True)
+                    print(f"{network}, {kind}, batch {size}, {way}: {spread}, {cost}", flush=True)
+            ends = ", ".join(f"{way} {sum(every) / len(every):.1f} dB" for way, every in means.items())
+            print(f"{network}, {kind}, batch {size}: {ends}, n={len(means[WAYS[0]])}", flush=True)
 
 
 if __name__ == "__main__":

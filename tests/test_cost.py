@@ -127,6 +127,12 @@ def test_measuring_moves_nothing(federate, plan):
     assert same_tensors((fed.parties.server, fed.parties.clients), (twin.parties.server, twin.parties.clients))
 
 
+def test_statistics_that_travel_are_part_of_what_is_compared_with(federate, plan):
+    tracked = replace(plan, spec=net_spec("cnn", (1, 8, 8), 10, {"norm": "tracked"}))
+    taken = cost.client_cost(federate(make_defense("none"), tracked), initial(tracked.spec, 1))
+    assert taken.time is not None and taken.memory_peak
+
+
 def test_a_client_does_its_real_part_with_all_of_its_examples(federate):
     fed = federate(Defense())
     client = cost.measured_client(fed, 1)

@@ -275,6 +275,19 @@ def test_statistics_that_were_not_sent_are_no_part_of_it() -> None:
     assert not torch.equal(ppbench.invert(model, (before, after), SHAPE, Y, **options).x, expected.x)
 
 
+def test_norms_that_stay_with_their_client_are_unknown() -> None:
+    """FedBN: neither state dict has them, as if a gradient by name lacked them; what one dict lacks is a mistake."""
+    model = network()
+    sent = [{n: v for n, v in end.items() if not n.startswith("1.")} for end in pair(model, trained(model, X, Y))]
+    options: dict[str, Any] = {"attack": "idlg", "planted": False, "budget": 3}
+    one = ppbench.invert(model, tuple(sent), SHAPE, Y, **options)
+    other = ppbench.invert(model, {n: v - sent[1][n] for n, v in sent[0].items()}, SHAPE, Y, **options)
+    assert one.unseen == other.unseen == ("1.weight", "1.bias")
+    torch.testing.assert_close(one.x, other.x, rtol=0, atol=1e-4)
+    with pytest.raises(UsageError, match=r"one lacks '1\.weight'"):
+        ppbench.invert(model, (pair(model, model)[0], sent[1]), SHAPE, Y, **options)
+
+
 def test_a_factor_of_the_gradient_is_none_of_the_statistics() -> None:
     """The rate is unknown; the planted control, a client of the bench, sends statistics too."""
     model = network()

@@ -22,6 +22,7 @@ import torch
 
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow
+from ppbench.base.registry import load_plugin
 from ppbench.base.tree import Params, Tree, moved, tree_map
 from ppbench.federation.contract import Ciphering, Defense, Job
 from ppbench.federation.drive import Drive, channels_last, client_map
@@ -130,8 +131,6 @@ ENOUGH_S = 0.3
 """Seconds for which very short pairs are repeated."""
 BUDGET_S = 5.0
 """Seconds after which no further pair is begun, nine or not; one is always measured."""
-UNDEFENDED = Defense()
-"""FedAvg or FedSGD, what `none` is."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +291,8 @@ def median_interval(ordered: Sequence[float]) -> tuple[float | None, float | Non
 
 def client_cost(fed: Federation, params: Params) -> ClientCost:
     """Return what round 1 takes the first client of `fed`, a federation just started from `params`; it stays so."""
-    plain = Federation(UNDEFENDED, fed.plan, fed.shards, fed.seeds, fed.device, fed.backend)
+    undefended: Defense = load_plugin("defenses", "none")()
+    plain = Federation(undefended, fed.plan, fed.shards, fed.seeds, fed.device, fed.backend)
     plain.start(params)
     try:
         client, beside = measured_client(fed), measured_client(plain)

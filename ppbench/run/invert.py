@@ -129,7 +129,8 @@ def invert(
             or one vector. Arrays of NumPy and lists of floats will do, and names with what wrappers put before them.
             None stands for a parameter that the network does not use. Or an update, as (before, after): two state
             dicts, of which the first replaces the model's weights; without `training` it is one step of any rate.
-            Parameters that a gradient by name lacks are unknown to the attacker (`Inverted.unseen`).
+            Parameters that a gradient by name or both state dicts lack are unknown (`Inverted.unseen`), as the norms
+            of FedBN, which stay with their clients.
         shape: of one input, without the batch, as (3, 32, 32); of a text (L,), its number of tokens.
         labels: the batch's classes [B], if the attacker knows them; under other losses rows of numbers [B, C].
         attack: a reconstruction attack: its name in `ppbench list attacks`, or an object of `load_attack`. By default

@@ -177,8 +177,8 @@ def observation_of(update: Any, module: Module, steps: bool, statistics: bool) -
     """Return what a pair (before, after) of state dicts shows; any other update as it is, with `module` itself.
 
     Running statistics are in it if `statistics`, and if the client's batch norms moved them. steps: whether it took
-    several; else what they moved is divided by the norm's momentum. `module` is never changed. UsageError: the dicts
-    lack a parameter, or hold other shapes.
+    several; else what they moved is divided by the norm's momentum. What both dicts lack is not in it: norms that stay
+    with their clients (FedBN). `module` is never changed. UsageError: one lacks what the other has, or other shapes.
     """
     if not isinstance(update, tuple | list) or len(update) != 2 or not all(isinstance(p, Mapping) for p in update):
         return Observation(module, update)
@@ -187,7 +187,8 @@ def observation_of(update: Any, module: Module, steps: bool, statistics: bool) -
     before, after = ({n: to_dense(v) for n, v in _by_own_name(part, names).items()} for part in update)
     start, change = copied(module), dict[str, Tensor]()
     own = start.state_dict()
-    for name in parameters:
+    sent = [name for name in parameters if before.get(name) is not None or after.get(name) is not None]
+    for name in sent or parameters[:1]:
         ends = before.get(name), after.get(name)
         if any(end is None or end.shape != own[name].shape for end in ends):
             right = f"give both as state dicts of the model, with {name!r} of shape {tuple(own[name].shape)}"

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 from ppbench.base.errors import shown
 from ppbench.nets.models import checks
-from ppbench.nets.models.small import BAFFLE_ACTIVATIONS, kaiming_uniform
-from ppbench.nets.modes import TrackedNorm
+from ppbench.nets.models.small import BAFFLE_ACTIVATIONS, BATCH_NORMS, kaiming_uniform
 from ppbench.nets.net import Classifier
 
 RESNET_NORMS = ("none", "bn", "gn", "fixup", "tracked")
@@ -168,10 +167,8 @@ def resnet(
 
 
 def _norm(kind: str, groups: int, channels: int) -> nn.Module:
-    if kind == "bn":
-        return nn.BatchNorm2d(channels, track_running_stats=False)
-    if kind == "tracked":
-        return TrackedNorm(channels)
+    if kind in BATCH_NORMS:
+        return BATCH_NORMS[kind](channels)
     return nn.GroupNorm(groups, channels) if kind == "gn" else nn.Identity()
 
 

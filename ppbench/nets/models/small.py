@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from ppbench.base.errors import shown
 from ppbench.nets.models.checks import ACTIVATIONS, DEEPEST, checked_flag, checked_image, checked_int, one_of
 from ppbench.nets.models.checks import widths as comma_widths
+from ppbench.nets.modes import TrackedNorm
 from ppbench.nets.net import Classifier
 
 # -- AlexNet for 32x32 inputs (SPN paper, Table 4: "modified AlexNet") --
@@ -52,6 +55,18 @@ def kaiming_uniform(model: nn.Module) -> None:
 _POOLS: dict[str, type[nn.MaxPool2d] | type[nn.AvgPool2d]] = {"max": nn.MaxPool2d, "avg": nn.AvgPool2d}
 
 
+BATCH_NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "bn": partial(nn.BatchNorm2d, track_running_stats=False),
+    "tracked": TrackedNorm,
+}
+"""Batch norms by option: without running statistics, and with such as travel with the weights."""
+
+
+def _convolution(channels: int, maps: int, bias: bool, norm: str) -> list[nn.Module]:
+    convolution = nn.Conv2d(channels, maps, 3, padding=1, bias=checked_flag("bias", bias))
+    return [convolution, BATCH_NORMS[norm](maps)] if norm in BATCH_NORMS else [convolution]
+
+
 def cnn(
     shape: tuple[int, ...],
     classes: int,
@@ -61,6 +76,7 @@ def cnn(
     pool: str = "max",
     activation: str = "relu",
     bias: bool = True,
+    norm: str = "none",
 ) -> Classifier:
     """One block a width: 3x3 convolution (padding 1), activation, 2x2 pool; then linear layers, then the head.
 
@@ -70,20 +86,21 @@ def cnn(
         hidden: widths of linear layers between the blocks and the head, with the activation after each; "" for none.
         pool, activation: "max" or "avg"; "relu", "leaky_relu" (slope 0.01) or "tanh".
         bias: of all layers and the head; at first they are 0, weights Kaiming-uniform.
+        norm: behind each convolution: "none", or one of `BATCH_NORMS`.
     """
     one_of("pool", pool, _POOLS)
     one_of("activation", activation, ("relu", "leaky_relu", "tanh"))
+    one_of("norm", norm, ("none", *BATCH_NORMS))
     blocks = comma_widths("widths", widths)
     if not blocks:
         raise ValueError("widths must name one block at least; without convolutions use the model 'mlp'")
     channels, height, width = checked_image(shape, 2 ** len(blocks))
     layers: list[nn.Module] = []
     for maps in blocks:
-        convolution = nn.Conv2d(channels, maps, 3, padding=1, bias=checked_flag("bias", bias))
-        layers += [convolution, ACTIVATIONS[activation](), _POOLS[pool](2)]
-        channels, height, width = maps, height // 2, width // 2
+        layers += [*_convolution(channels, maps, bias, norm), ACTIVATIONS[activation](), _POOLS[pool](2)]
+        channels = maps
     layers.append(nn.Flatten())
-    flat = channels * height * width
+    flat = channels * (height >> len(blocks)) * (width >> len(blocks))
     for units in comma_widths("hidden", hidden):
         layers += [nn.Linear(flat, units, bias=bias), ACTIVATIONS[activation]()]
         flat = units
