@@ -1,7 +1,8 @@
 """Compute committed boards a seed at a time and publish each: sweep, accept, pack, write table and manifest.
 
 Run: PPBENCH_SHARED=FOLDER python benchmarks/boards.py OUT [--board NAME ...] [--seeds 0 1 2] [--until 21:15]
-FOLDER holds data/cifar10, data/mnist (parquet) and data/bank-marketing.csv.gz. Results grow in OUT/NAME, where a killed
+FOLDER holds data/cifar10, data/mnist (parquet), data/bank-marketing.csv.gz and, for the reviews of the suite text,
+data/reviews.tsv. Results grow in OUT/NAME, where a killed
 run goes on; leaderboards/results/NAME gets records.zip, worst_case.csv and manifest.toml, and keeps the seeds that it
 has of the same state of the suite, computed here or on another machine. What `ppbench baseline accept` refuses is not
 published. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
@@ -55,8 +56,9 @@ SECONDS = 3600
 class Board:
     """What is swept for a board.
 
-    data: the folder of its parquet files, "" where PPBENCH_DATA gives the place. only: filters of the sweep. preset: of
-    the suite, "" for the suite as it is. timed: whether what clients took is published beside the records.
+    data: what opens its data, KIND:PATH with the path in FOLDER/data; "" where PPBENCH_DATA gives the place. only:
+    filters of the sweep. preset: of the suite, "" for the suite as it is. timed: whether what clients took is published
+    beside the records.
     """
 
     suite: str
@@ -72,7 +74,8 @@ class Board:
 
     def command(self, seeds: Sequence[int], folder: str = "") -> list[str]:
         """Return the sweep of some seeds. folder: what stands before the data's name, nothing as it is published."""
-        data = ["--dataset", f"parquet:{folder}{self.data}"] if self.data else []
+        kind, _, path = self.data.partition(":")
+        data = ["--dataset", f"{kind}:{folder}{path}"] if self.data else []
         filters = [*self.only, f"seed={','.join(map(str, seeds))}"]
         preset = ["--preset", self.preset] if self.preset else []
         return ["ppbench", "sweep", self.suite, *preset, *data, *(f"--only={one}" for one in filters)]
@@ -82,25 +85,26 @@ class Board:
 BOARDS = {
     board.name: board
     for board in (
-        Board("mnist-dlnet", "mnist"),
-        Board("cifar10-dlnet", "cifar10"),
-        Board("fedpc-theorems", "cifar10"),
-        Board("baffle-masks", "mnist"),
-        Board("cifar10-perturbed", "cifar10", only=("model=mlp",)),
-        Board("cifar10-perturbed", "cifar10", only=("model=resnet20",), preset="convolutions"),
-        Board("mnist-perturbed", "mnist", only=("model=mlp",)),
-        Board("perturbed-models", "cifar10"),
+        Board("mnist-dlnet", "parquet:mnist"),
+        Board("cifar10-dlnet", "parquet:cifar10"),
+        Board("fedpc-theorems", "parquet:cifar10"),
+        Board("baffle-masks", "parquet:mnist"),
+        Board("cifar10-perturbed", "parquet:cifar10", only=("model=mlp",)),
+        Board("cifar10-perturbed", "parquet:cifar10", only=("model=resnet20",), preset="convolutions"),
+        Board("mnist-perturbed", "parquet:mnist", only=("model=mlp",)),
+        Board("perturbed-models", "parquet:cifar10"),
         Board("bank-marketing"),
-        Board("cost", "cifar10", preset="", timed=True),
-        Board("messages", "cifar10", preset=""),
+        Board("cost", "parquet:cifar10", preset="", timed=True),
+        Board("messages", "parquet:cifar10", preset=""),
         Board("digits-quick", preset=""),  # what a run of the suite is compared with
         Board("digits-quick", preset="three-seeds"),
         Board("compression", preset=""),
         Board("classic", preset=""),
         Board("text", preset=""),
-        Board("deployed", "cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
-        Board("cifar10-resnet20", "cifar10", preset="gifd"),  # an hour of a core
-        Board("cifar10-dlnet", "cifar10", preset="trainings"),  # 18 hours of it
+        Board("text", "text:reviews.tsv?text=review&label=rating&length=32", preset="reviews"),
+        Board("deployed", "parquet:cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
+        Board("cifar10-resnet20", "parquet:cifar10", preset="gifd"),  # an hour of a core
+        Board("cifar10-dlnet", "parquet:cifar10", preset="trainings"),  # 18 hours of it
     )
 }
 
