@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.fence import check_answers
-from ppbench.base.files import kind_of, publish_folder
+from ppbench.base.files import kind_of, listing, publish_folder
 from ppbench.base.seeds import Seeds
 from ppbench.base.tensor_files import seal, unsealed
+from ppbench.base.tree import Params
 from ppbench.base.version import __version__
 from ppbench.federation.contract import guarantee_faults
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
@@ -99,6 +101,70 @@ class TrainingResult(Strict):
     played: Played | None
     diverged: bool
     seconds: float
+
+
+CHECKPOINT_S = 300.0
+"""Seconds of training, or more, between two checkpoints: so much is lost at most when a process is killed."""
+
+
+class Progress(Strict):
+    """Figures of a training on its way. curve: of the rounds so far; seconds: of their wall time."""
+
+    curve: list[tuple[int, float]]
+    memory_peak: int | None
+    seconds: float
+
+
+class Checkpoints:
+    """Checkpoints of a long training, folders beside `home` named by attempt and round; none when it has ended.
+
+    The one that a training was resumed from stays until then, as states of sampled clients are read when needed.
+    """
+
+    def __init__(self, home: Path, attempt: int) -> None:
+        self._home, self._stem = home, f"{home.name}.{attempt}.round"
+        self._last: Path | None = None
+        self._next = CHECKPOINT_S
+
+    def resume(self, fed: Federation, params: Params) -> Progress | None:
+        """Restore the latest round whose checkpoint is intact; None: there is no such, and `fed` is as it was."""
+        for folder in self._folders():
+            try:
+                progress = Progress.model_validate_json(json.dumps(unsealed(folder / TRAINED_FILE)))
+                fed.restore(folder, params)
+            except (UsageError, ValueError, OSError):
+                continue
+            fed.seconds, self._next = progress.seconds, progress.seconds + CHECKPOINT_S
+            return progress
+        return None
+
+    def save(self, fed: Federation, curve: list[tuple[int, float]], memory_peak: int | None) -> None:
+        """Keep a round if `CHECKPOINT_S` have passed since the last one; Unwritable: it cannot be written."""
+        if fed.seconds < self._next:
+            return
+
+        def write(draft: Path) -> None:
+            fed.save(draft)
+            progress = Progress(curve=curve, memory_peak=memory_peak, seconds=fed.seconds)
+            seal(draft, TRAINED_FILE, progress.model_dump(mode="json"))
+
+        folder = self._home.with_name(f"{self._stem}{fed.round}")
+        publish_folder(folder, write)
+        if self._last is not None:
+            shutil.rmtree(self._last, ignore_errors=True)
+        self._last, self._next = folder, fed.seconds + CHECKPOINT_S
+
+    def clear(self) -> None:
+        """Remove all checkpoints of this training."""
+        for folder in self._folders():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        """Return the checkpoints, the latest round first."""
+        parent = self._home.parent
+        known = [path for path in listing(parent) if path.name.startswith(self._stem)] if parent.is_dir() else []
+        rounds = {path: path.name.removeprefix(self._stem) for path in known}
+        return sorted((path for path in known if rounds[path].isdecimal()), key=lambda path: -int(rounds[path]))
 
 
 def federation(experiment: Experiment, point: Point, attempt: int = 0) -> Federation:
@@ -191,25 +257,35 @@ def _retrain(
 def _train_once(
     experiment: Experiment, point: Point, attempt: int, cache: Path, after: Callable[[int], None] | None
 ) -> tuple[Federation, TrainingResult]:
-    """Train once. A client's cost is measured before the first round; its time is kept for the first training."""
+    """Train once, from the last checkpoint if there is one, which a killed process left.
+
+    A client's cost is measured before the first round; its time is kept for the first training.
+    """
     task, rounds = task_of_attempt(experiment.task, attempt), experiment.config.rounds
-    fed = federation(experiment, point, attempt)
-    fed.start(task.params)
-    taken = client_cost(fed, task.params)
-    if taken.time is not None and attempt == 0:
-        save_time(cache.parent, home_of(experiment, point, cache).name, taken.time)
-    curve, measured = list[tuple[int, float]](), measured_rounds(rounds)
+    fed, home = federation(experiment, point, attempt), home_of(experiment, point, cache)
+    checkpoints = Checkpoints(home, attempt)
+    progress = checkpoints.resume(fed, task.params)
+    if progress is None:
+        fed.start(task.params)
+        taken = client_cost(fed, task.params)
+        if taken.time is not None and attempt == 0:
+            save_time(cache.parent, home.name, taken.time)
+        progress = Progress(curve=[], memory_peak=taken.memory_peak, seconds=0.0)
+    curve, measured = progress.curve, measured_rounds(rounds)
 
     def watch(round_: int) -> None:
         if round_ in measured:
             figure = curve_figure(fed, task)
             if math.isfinite(figure):
                 curve.append((round_, figure))
+        if round_ < rounds:
+            checkpoints.save(fed, curve, progress.memory_peak)
         if after is not None:
             after(round_)
 
     finished = fed.run(rounds, watch)
-    return fed, figures_of(fed, task, curve, finished, taken.memory_peak)
+    checkpoints.clear()
+    return fed, figures_of(fed, task, curve, finished, progress.memory_peak)
 
 
 def measured_rounds(last: int) -> list[int]:
