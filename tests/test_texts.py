@@ -29,6 +29,7 @@ from ppbench.run.evaluation import evaluate
 from ppbench.run.task import make_task
 from ppbench.task.texts import encode_words, letters, word_tokens
 from ppbench.task.user_data import open_dataset
+from ppbench.verification.recheck import full_findings
 
 WORDS = Vocabulary(("[pad]", "[unknown]", "Dear", "Anna", ",", "pay", "4", "7", "euros", "."))
 
@@ -404,6 +405,8 @@ def test_an_evaluation_of_letters_quotes_one(tmp_path):
     assert {score.text.exact for score in scores if score.accuracy == 1.0} == {True}
     page = (out / "leaderboard.html").read_text()
     assert "<h4>Texts</h4>" in page and "<mark>" in page and "for example &#34;" in page
+    verified = full_findings(out)
+    assert not verified.problems and "the network is not built here" not in str(verified)
 
 
 def test_an_evaluation_of_nothing_but_controls_says_what_leaks_of_the_undefended_model(tmp_path):

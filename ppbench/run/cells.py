@@ -32,7 +32,7 @@ from ppbench.records.schema import (
 from ppbench.records.sources import code_of
 from ppbench.report.controls import CONTROLS
 from ppbench.run.audit.population import has_view
-from ppbench.run.config import EvaluateConfig, recorded_options
+from ppbench.run.config import TEXT_NETWORK, EvaluateConfig, recorded_options
 from ppbench.run.experiment import Experiment, resolve, threats_of
 from ppbench.run.options import Stage
 from ppbench.run.task import Task, make_task, optimizer_of
@@ -293,8 +293,9 @@ def task_of_cell(text: str, loss: str, seed: int, salt: str, federation: str, da
     dataset = open_dataset(text, seed=Seeds(seed, salt).seed("data"))
     if dataset.sha256() != about.sha256:
         raise UsageError(f"its digest is {about.sha256[:16]}, that of the data set here {dataset.sha256()[:16]}")
+    stand_in = "unet" if loss == "bce" else "mlp" if dataset.vocabulary is None else TEXT_NETWORK
     config = EvaluateConfig(
-        defense="none", dataset=text, model="unet" if loss == "bce" else "mlp", loss=cast(Any, loss), seed=seed,
+        defense="none", dataset=text, model=stand_in, loss=cast(Any, loss), seed=seed,
         salt=salt, clients=fed.clients, partition=fed.partition, **_split_options(about, len(dataset.train)),
     )  # fmt: skip
     return make_task(config)
