@@ -102,7 +102,7 @@ def _line(board: BoardSummary) -> list[str]:
 
 def _brief(board: BoardSummary) -> str:
     """Return the first sentence of the headline, of several defenses without their names."""
-    first = board.answer.headline.words.split(". ")[0].removesuffix(".") + "."
+    first = (re.match(r'(?:"[^"]*"|[^".]|\.(?! ))*', board.answer.headline.words) or [""])[0].removesuffix(".") + "."
     return first if board.costly else re.sub(r" \([^()]*\)", "", first)
 
 

@@ -161,8 +161,9 @@ NAME_TITLE = "Defense and setting"
 ORIGINS_HEADING = "Where the defenses come from"
 COSTS_WORDS = "What a client pays, in bytes, memory and time, at one setting each"
 NO_FIGURE = "\u2013"
-BAR, BAR_END_DB = 12, 60.0
-"""Characters of a bar, and the decibels at its end."""
+BAR, BAR_END_DB, BAR_MARKS = 12, 60.0, ("█", "░")
+"""Characters of a bar, the decibels at its end, and its marks, full and empty."""
+BARS_NOTE = f"Bars end at {BAR_END_DB:.0f} dB."
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,12 @@ class SummaryTable:
 
     titles: tuple[str, ...]
     groups: tuple[tuple[str, tuple[tuple[Lines, ...], ...]], ...]
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether a leak is drawn as a bar, as decibels are."""
+        lines = (line for _, rows in self.groups for row in rows for cell in row for line in cell)
+        return any(line.startswith(BAR_MARKS) for line in lines)
 
     def pairs(self, row: tuple[Lines, ...]) -> list[tuple[str, Lines]]:
         """Return a row's cells with their titles."""
@@ -256,7 +263,8 @@ class BoardSummary:
     @property
     def notes(self) -> tuple[str, ...]:
         """How the table is read, in sentences."""
-        shown = [sentence for title, sentence in READING_NOTES if title in self.best.titles]
+        without = () if self.best.has_bars else (BARS_NOTE,)
+        shown = [note for title, note in READING_NOTES if title in self.best.titles and note not in without]
         return COST_NOTES if self.costly else (BEST_RULE, *shown, f"{NO_FIGURE}: not attacked, or not measured.")
 
     def markdown(self) -> str:
@@ -454,7 +462,8 @@ def _leak(row: SummaryRow) -> Lines:
         return verdict, modality.brief(metric.value) + _interval(metric, 100)
     filled = round(BAR * min(max(metric.value / BAR_END_DB, 0.0), 1.0))
     blind = () if v.leak is None or v.leak.blind is None else (f"blind guess {v.leak.blind:.1f}",)
-    return verdict, "█" * filled + "░" * (BAR - filled), f"{metric.value:.1f} dB{_interval(metric)}", *blind
+    full, rest = BAR_MARKS
+    return verdict, full * filled + rest * (BAR - filled), f"{metric.value:.1f} dB{_interval(metric)}", *blind
 
 
 def _outputs(setting: Setting) -> Lines:
@@ -571,7 +580,7 @@ READING_NOTES = (
         "Rank",
         "Rows whose intervals overlap share ranks; what is not usable, or what no attack is shown to know, has none.",
     ),
-    ("Leak, worst case", f"Bars end at {BAR_END_DB:.0f} dB."),
+    ("Leak, worst case", BARS_NOTE),
     ("Members", "Members: the share told right, chance 50%."),
     ("Epsilon", "No guarantee: at such an epsilon an attacker at even odds may be right 99.995% of the time."),
     ("Upload", "Upload and time: beside an undefended client's."),
