@@ -23,7 +23,8 @@ from ppbench.metrics.text import redraw_facts, rouge, text_figures
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore, TextScore, image_metrics
 from ppbench.records.store import Store
-from ppbench.report.page.text_tables import marked
+from ppbench.report.page.board import summary_of
+from ppbench.report.page.text_tables import MarkedText, TextSample, marked, text_lines
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.task import make_task
@@ -392,6 +393,13 @@ def test_public_texts_say_which_word_follows_another():
     assert 0 < usual < mixed and WordPairs().surprise(torch.ones(1, 4)) == 0.0
 
 
+def test_a_reading_on_a_board_is_no_markup():
+    text = MarkedText("<b>a|b*</b> and one word", (("<i>x|", False), (" one *word* ", True)), None)
+    lines = text_lines([TextSample("batch 1", text.original, (("dp|1", text),))])
+    assert lines[-2] == r"| dp\|1 | &lt;i&gt;x\| **one \*word\***  | - |"
+    assert "<b>" not in "".join(lines)
+
+
 # -- from the command line to the page --------------------------------------------------------------------------------
 def test_an_evaluation_of_letters_quotes_one(tmp_path):
     few = dict(
@@ -405,6 +413,10 @@ def test_an_evaluation_of_letters_quotes_one(tmp_path):
     assert {score.text.exact for score in scores if score.accuracy == 1.0} == {True}
     page = (out / "leaderboard.html").read_text()
     assert "<h4>Texts</h4>" in page and "<mark>" in page and "for example &#34;" in page
+    board = summary_of(Store(out), "letters")
+    sample = board.texts[0]
+    assert {name.split()[0] for name, _ in sample.readings} == {"undefended", "spn"}
+    assert f"**{sample.original}**" in board.markdown() and f"<mark>{sample.original}</mark>" in board.html()
     verified = full_findings(out)
     assert not verified.problems and "the network is not built here" not in str(verified)
 

@@ -43,6 +43,7 @@ from ppbench.report.page.overview import (
     stated_epsilon,
 )
 from ppbench.report.page.profiles import Album, ImagesOf, PaperClaims, Sprite
+from ppbench.report.page.text_tables import TextSample, text_lines, text_samples
 from ppbench.report.setting import Setting
 from ppbench.report.worst import Measured
 
@@ -208,8 +209,8 @@ class BoardSummary:
     made, by name; reasons: why no epsilon holds, by defense; origins: the defenses of the table with their papers;
     links: by defense the address of a page about its paper, for Markdown; costs: name of the page with bytes, memory
     and time, beside this one; priced: the defenses on it; pictures: of each evaluation with kept victims; picture:
-    address of a file with all of them (`labelled_png`), for Markdown, "" for none; problems: what could not be read, in
-    sentences.
+    address of a file with all of them (`labelled_png`), for Markdown, "" for none; texts: what was read of a text;
+    problems: what could not be read, in sentences.
     """
 
     title: str
@@ -226,6 +227,7 @@ class BoardSummary:
     priced: tuple[str, ...] = ()
     pictures: tuple[Sprite, ...] = ()
     picture: str = ""
+    texts: tuple[TextSample, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -275,6 +277,7 @@ class BoardSummary:
         if self.picture:
             words = markdown_text(". ".join(strip.words for strip in self.pictures))
             parts[0] += [f"![{words}]({self.picture})", ""]
+        parts[0] += text_lines(self.texts)
         lines += chain.from_iterable(parts[::-1] if self.costly else parts)
         if self.priced:
             rows = listed([f"[{markdown_text(name)}]({self.costs}.md#{row_anchor(name)})" for name in self.priced])
@@ -385,6 +388,7 @@ def summary_of(store: Store, title: str, images: ImagesOf | None = None) -> Boar
         reasons=_reasons(answer.tables),
         origins=tuple(one for name in _defenses(answer.tables) if (one := introduction_of(name)).paper),
         pictures=pictures,
+        texts=tuple(sample for table in answer.tables for sample in text_samples(table)),
         problems=tuple(problems),
     )  # fmt: skip
 

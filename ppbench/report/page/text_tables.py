@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from ppbench.records.figure import best
+from ppbench.report.compare.report import markdown_text
 from ppbench.report.entries import Entry
 from ppbench.report.knowing import Knowledge
+from ppbench.report.leak import Leak
+from ppbench.report.page.overview import Overview
 
 SHOWN_TEXTS = 5
 """Texts of a setting: the first victims, not the best ones."""
@@ -33,6 +36,56 @@ class TextTable:
     attack: str
     is_aware: bool
     texts: tuple[MarkedText, ...]
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """What the worst case read of the first victim under each setting of an evaluation. setting: data and federation.
+
+    readings: by the name of a defense and its setting.
+    """
+
+    setting: str
+    original: str
+    readings: tuple[tuple[str, MarkedText], ...]
+
+
+def text_samples(table: Overview) -> list[TextSample]:
+    """Return the sample of an evaluation, of the settings that its table shows; none where inputs are no texts."""
+    readings, original = list[tuple[str, MarkedText]](), ""
+    for row in table.rows:
+        entry, text = row.value.entry, _first_text(row.value.shown.leak)
+        if text is None or text.original != (original := original or text.original):  # other seeds have other victims
+            continue
+        name = "undefended" if entry.defense.id == "none" else f"{entry.defense.id} {entry.control.replace(' = ', '=')}"
+        readings.append((name.strip(), text))
+    return [TextSample(table.scene, original, tuple(readings))] if readings else []
+
+
+def _first_text(leak: Leak | None) -> MarkedText | None:
+    victims = () if leak is None or leak.worst is None else leak.worst.victims
+    return next((marked(victim) for victim in victims if getattr(victim, "text", None)), None)
+
+
+def text_lines(samples: Sequence[TextSample]) -> list[str]:
+    """Return the samples as lines of Markdown, what a reading shares with its original in bold."""
+    lines = list[str]()
+    for sample in samples:
+        lines += [markdown_text(f"{sample.setting.capitalize()}, the first victim: {sample.original}"), ""]
+        lines += ["| Setting | What was read | Tokens in place |", "| --- | --- | --- |"]
+        for name, text in sample.readings:
+            words = "".join(_bold(piece) if hit else markdown_text(piece) for piece, hit in text.pieces)
+            share = "-" if text.share is None else f"{text.share:.0%}"
+            lines.append(f"| {markdown_text(name)} | {words} | {share} |")
+        lines.append("")
+    return lines
+
+
+def _bold(piece: str) -> str:
+    """Return a piece in bold; Markdown takes no mark of bold beside a space."""
+    inside = piece.strip()
+    before, after = piece[: len(piece) - len(piece.lstrip())], piece[len(piece.rstrip()) :]
+    return f"{before}**{markdown_text(inside)}**{after}" if inside else piece
 
 
 def text_tables(section: str, entry: Entry, known: Knowledge) -> list[TextTable]:
