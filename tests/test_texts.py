@@ -232,6 +232,19 @@ def test_gradients_of_texts_are_mapped_over_examples():
             torch.testing.assert_close(mapped[name][i], value)
 
 
+def test_each_kind_of_data_gets_a_network_that_fits_where_none_is_named():
+    def chosen(dataset, **options):
+        config = configure(defense="none", dataset=dataset, **options)
+        return config.model, config.loss
+
+    assert chosen("letters") == ("transformer", "cross_entropy")
+    assert chosen("csv:rows.csv?target=y") == ("mlp", "cross_entropy") and chosen("shapes") == ("unet", "bce")
+    assert chosen("csv:rows.csv?target=y", loss="squared") == ("mlp", "squared")
+    assert chosen("shapes", model="cnn", loss="squared") == ("cnn", "squared")
+    rows = configure(defense="pbpfl", dataset="csv:rows.csv?target=y&task=regression")
+    assert rows == configure(defense="pbpfl", dataset="csv:rows.csv?target=y&task=regression", model="mlp")
+
+
 def test_texts_need_a_network_of_texts_and_no_other_data_one():
     with pytest.raises(UsageError, match="has texts, but model 'mlp' takes no texts; use 'transformer', 'gpt', or"):
         make_task(configure(defense="none", dataset="letters", model="mlp"))

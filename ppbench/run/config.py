@@ -23,7 +23,7 @@ from ppbench.run.options import (
     TaskOptions,
 )
 from ppbench.task.dataset import default_root
-from ppbench.task.user_data import network_for
+from ppbench.task.user_data import usual_for
 
 DefenseName = Annotated[str, AfterValidator(canonical)]
 """A defense as records name it: a framework's own name for what ships with it becomes ours, so that cells are equal."""
@@ -126,9 +126,9 @@ def _quick_budgets(options: Mapping[str, Any], texts: bool) -> dict[str, Scalar]
     return {name: value for name, value in budgets.items() if not (own and name.endswith(".budget"))}
 
 
-def _usual_network(dataset: object) -> str:
-    """Return the network that a data set gets where none is named, "" if it says none."""
-    return network_for(_placed(dataset)) if isinstance(dataset, str) else ""
+def _usual(dataset: object) -> tuple[str, str]:
+    """Return the network and the loss that a data set gets where none is named, "" if it says none."""
+    return usual_for(_placed(dataset)) if isinstance(dataset, str) else ("", "")
 
 
 def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
@@ -137,7 +137,7 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
         raise unknown("preset", preset, PRESETS)
     base = {**PRESETS[preset], **_setting(preset, options)}
     attacks = options.get("attacks", base.get("attacks"))
-    usual = _usual_network(options.get("dataset", base.get("dataset")))
+    usual, loss = _usual(options.get("dataset", base.get("dataset")))
     quick = isinstance(attacks, tuple | list) and "quick" in attacks
     budgets = _quick_budgets(options, usual == TEXT_NETWORK) if quick else {}
     settings = {**budgets, **base.get("settings", {}), **(options.get("settings") or {})}
@@ -151,8 +151,11 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     fields["model_options"] = {name: _placed(value) for name, value in model.items()}
     if "dataset" in fields:
         fields["dataset"] = _placed(fields["dataset"])
-    if usual and "model" not in options and ":" not in str(base.get("model")):  # an app brings its own
-        fields |= {"model": usual, "model_options": options.get("model_options") or {}}
+    if ":" not in str(base.get("model")):  # an app brings its own
+        if usual and "model" not in options and base.get("model") != usual:
+            fields |= {"model": usual, "model_options": options.get("model_options") or {}}
+        if loss and "loss" not in options:
+            fields["loss"] = loss
     try:
         config = EvaluateConfig(**fields)
     except ValidationError as error:

@@ -133,11 +133,11 @@ class Dataset:
         return digest.hexdigest()
 
 
-def usual_network(name: str) -> Callable[[Loader], Loader]:
-    """Mark a data set's loader with the network that it gets where none is named."""
+def usual_network(name: str, loss: str = "") -> Callable[[Loader], Loader]:
+    """Mark a data set's loader with the network that it gets where none is named, and with its loss, "" for any."""
 
     def marked(loader: Loader) -> Loader:
-        setattr(loader, "network", name)  # noqa: B010 - a function has no such attribute by its type
+        setattr(loader, "usual", (name, loss))  # noqa: B010 - a function has no such attribute by its type
         return loader
 
     return marked

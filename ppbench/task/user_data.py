@@ -267,10 +267,11 @@ def plugins_of(text: str) -> tuple[str, ...]:
     return (name, named(argument)[0]) if name == "warped" else (name,)
 
 
-def network_for(text: str) -> str:
-    """Return the network that the data set `text` gets where none is named, "" if it says none."""
+def usual_for(text: str) -> tuple[str, str]:
+    """Return the network and the loss that the data set `text` gets where none is named, "" if it says none."""
     plugin = plugins("datasets").get(named(text)[0])
-    return "" if plugin is None else str(getattr(plugin.loaded, "network", ""))
+    network, loss = ("", "") if plugin is None else getattr(plugin.loaded, "usual", ("", ""))
+    return network, loss
 
 
 def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
