@@ -17,7 +17,7 @@ from ppbench.report.costs import cost_rows, relative_costs
 from ppbench.report.frame import frame_of, key_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page import html
-from ppbench.report.page.board import rebuild, up_to_date, write_board
+from ppbench.report.page.board import rebuild, summary_of, up_to_date, write_board
 from ppbench.report.page.boards import boards_of, defense_sentences, judged_evaluations, no_claims, table_rows
 from ppbench.report.page.curves import ppcs
 from ppbench.report.page.html import Page, write_figures
@@ -318,3 +318,26 @@ def test_sprites_stop_at_a_number_of_bytes_and_are_counted(bench_page):
     results = [album.strip(record) for _ in range(5)]
     assert results[0] is not None and results[-1] is None
     assert album.refused == sum(uri is None for uri in results) > 0
+
+
+def test_a_defense_has_a_row_only_where_its_uploads_were_attacked_in_that_way(fabricate):
+    """Membership of a model stands beside each attack on its uploads, but is no evaluation of uploads by itself."""
+    rounds = dict(probe_rounds=4)
+    records = [*controls(fabricate), *controls(fabricate, **rounds), *grid(fabricate, (0.1, 20.0, 0.9))]
+    records += [fabricate("spn", 0.1, "dlg", "reconstruction", 30.0, control="alpha2", **more) for more in ({}, rounds)]
+    for defense, control in (("dp", "sigma"), ("spn", "alpha2"), ("ppdl", "sigma")):
+        records.append(fabricate(defense, 0.1, "mia_loss", "membership", control=control))
+    shown = [[one.value.entry.defense.id for one in table.compared] for table in tables(records)]
+    assert shown == [["dp", "ppdl", "spn"], ["ppdl", "spn"]], "ppdl: no uploads were attacked, its model is in both"
+
+
+def test_an_evaluation_of_the_undefended_model_alone_has_a_row_on_a_board_and_no_choice(fabricate, tmp_path):
+    larger = dict(options={"hidden": "99"})
+    store = Store(tmp_path)
+    for record in [*controls(fabricate), *controls(fabricate, **larger), *grid(fabricate, (0.1, 20.0, 0.9))]:
+        store.save(record)
+    board = summary_of(store, "two networks")
+    (choice,) = board.choices
+    names = [(about, [row[1][0] for row in rows]) for about, rows in board.best.groups]
+    assert names == [("mlp", ["undefended", "dp"]), ("mlp (hidden=99)", ["undefended"])]
+    assert "and 1 further evaluation" in board.about and len(board.answer.as_dict()["choices"]) == 1

@@ -243,7 +243,7 @@ class BoardSummary:
     @property
     def about(self) -> str:
         """Data, network and federation of the first evaluation, and how many others there are."""
-        tables = self.answer.tables
+        tables = self.answer.every
         more = f", and {count_of(len(tables) - 1, 'further evaluation')}" if len(tables) > 1 else ""
         return (tables[0].about if tables else "Controls only") + more
 
@@ -376,10 +376,10 @@ def summary_of(store: Store, title: str, images: ImagesOf | None = None) -> Boar
         harness, frame = check_harness(tolerant(soundness_of, problems)(store)), frame_of(records)
         answer = answer_of(frame, harness, tolerant(partial(time_of, store.files), problems))
         album = Album(tolerant(images or store.images, problems))
-        pictures = tuple(strip for table in answer.tables for strip in strips_of(table, album))
-    best = [[SummaryRow(r.value, _verdict(r), _rank_words(r.rank)) for r in _ordered(table)] for table in answer.tables]
-    every = [[SummaryRow(v, v.verdict) for r in table.rows for v in r.by_control] for table in answer.tables]
-    words = distinct_words(answer.tables)
+        pictures = tuple(strip for table in answer.every for strip in strips_of(table, album))
+    best = [[SummaryRow(r.value, _verdict(r), _rank_words(r.rank)) for r in _ordered(table)] for table in answer.every]
+    every = [[SummaryRow(v, v.verdict) for r in table.rows for v in r.by_control] for table in answer.every]
+    words = distinct_words(answer.every)
     columns = COST_COLUMNS if costs_alone(answer.tables) else SUMMARY_COLUMNS
     shown, whole = _table((RANK_COLUMN, *columns), words, best), _table(columns, words, every)
     choices = tuple(choices_of(answer.tables))
@@ -388,7 +388,7 @@ def summary_of(store: Store, title: str, images: ImagesOf | None = None) -> Boar
         reasons=_reasons(answer.tables),
         origins=tuple(one for name in _defenses(answer.tables) if (one := introduction_of(name)).paper),
         pictures=pictures,
-        texts=tuple(sample for table in answer.tables for sample in text_samples(table)),
+        texts=tuple(sample for table in answer.every for sample in text_samples(table)),
         problems=tuple(problems),
     )  # fmt: skip
 

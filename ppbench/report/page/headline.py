@@ -398,12 +398,22 @@ def _together(fates: set[HeadlineFate]) -> HeadlineFate:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of an evaluation. tables: a table at a glance for each evaluation."""
+    """The answer of an evaluation.
+
+    tables: a table at a glance for each evaluation that has a defense; controls: for each other one, of the undefended
+    model alone.
+    """
 
     headline: Headline
     boards: tuple[Board, ...]
     tables: tuple[Overview, ...]
     trust: Trust
+    controls: tuple[Overview, ...] = ()
+
+    @property
+    def every(self) -> tuple[Overview, ...]:
+        """The tables of all evaluations."""
+        return self.tables + self.controls
 
     def as_dict(self) -> dict[str, Any]:
         """Return headline, settings and reliability in types that JSON has."""
@@ -421,9 +431,10 @@ def answer_from(
     boards: Sequence[Board], evaluations: Sequence[JudgedEvaluation], costs: Sequence[CostRow], harness: Check | None
 ) -> Answer:
     """Return the answer from the parts of a page; harness: check of the self-test, None where unknown."""
-    tables = overviews(boards, evaluations, costs)
+    every = overviews(boards, evaluations, costs)
+    tables, controls = [one for one in every if one.compared], tuple(one for one in every if not one.compared)
     trust = trust_of(boards, evaluations, harness, tables)
-    return Answer(headline_of(tables, trust, boards), tuple(boards), tuple(tables), trust)
+    return Answer(headline_of(tables, trust, boards), tuple(boards), tuple(tables), trust, controls)
 
 
 def answer_of(records: Sequence[Record], harness: Check | None, times: TimesOf = lambda _: None) -> Answer:

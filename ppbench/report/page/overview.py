@@ -167,7 +167,7 @@ class Overview:
 def overviews(
     boards: Sequence[Board], evaluations: Sequence[JudgedEvaluation], costs: Sequence[CostRow]
 ) -> list[Overview]:
-    """Return one table per evaluation that has a defense, with all its seeds."""
+    """Return one table per evaluation with all its seeds, also of those with controls alone."""
     rows = grouped((entry for board in boards for entry in board.entries), lambda entry: entry.key.only(EVALUATION))
     paid = {row.entry.key.only(TRAINED): row for row in costs}
     alike = _alike([one for one in evaluations if one.key in rows])
@@ -177,7 +177,7 @@ def overviews(
         for key, seeds in alike.items()
         for about, part in _probed(_with_seeds(words[key], seeds), [entry for one in seeds for entry in rows[one.key]])
     ]
-    return [table for table in tables if table.compared]
+    return [table for table in tables if table.rows]
 
 
 def _alike(evaluations: Sequence[JudgedEvaluation]) -> dict[Key, list[JudgedEvaluation]]:
@@ -201,14 +201,25 @@ def _with_seeds(about: str, seeds: Sequence[JudgedEvaluation]) -> str:
 
 
 def _probed(about: str, rows: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
-    """Yield words and rows of an evaluation for each probe of uploads; rows on models go with each."""
+    """Yield words and rows of an evaluation for each probe of uploads.
+
+    Rows on a model go with each probe whose uploads of it were attacked, or with all if none were.
+    """
     probes = [None if question_of(entry.key.kind).source == "model" else entry.key.probing for entry in rows]
     several = sorted({probe for probe in probes if probe is not None}, key=lambda probing: probing.order)
     if len(several) < 2:
         yield about, list(rows)
         return
+    models = [entry.key.only(TRAINED) for entry in rows]
+    uploads = {(model, probe) for model, probe in zip(models, probes, strict=True) if probe is not None}
+    attacked = {model for model, _ in uploads}
     for one in several:
-        some = [entry for entry, probe in zip(rows, probes, strict=True) if probe in (one, None)]
+        with_models = {model for model in models if (model, one) in uploads or model not in attacked}
+        some = [
+            entry
+            for entry, probe, model in zip(rows, probes, models, strict=True)
+            if probe == one or (probe is None and model in with_models)
+        ]
         yield f"{about}, {probe_words(one)}", some
 
 
