@@ -337,7 +337,6 @@ def test_an_evaluation_of_the_undefended_model_alone_has_a_row_on_a_board_and_no
     for record in [*controls(fabricate), *controls(fabricate, **larger), *grid(fabricate, (0.1, 20.0, 0.9))]:
         store.save(record)
     board = summary_of(store, "two networks")
-    (choice,) = board.choices
     names = [(about, [row[1][0] for row in rows]) for about, rows in board.best.groups]
     assert names == [("mlp", ["undefended", "dp"]), ("mlp (hidden=99)", ["undefended"])]
-    assert "and 1 further evaluation" in board.about and len(board.answer.as_dict()["choices"]) == 1
+    assert "and 1 further evaluation" in board.about and len(board.choices) == 1

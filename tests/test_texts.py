@@ -439,3 +439,6 @@ def test_an_evaluation_of_nothing_but_controls_says_what_leaks_of_the_undefended
     made = evaluate(**about, rounds=1, victims=8, clients=4, out=tmp_path / "out", workers=1)
     begin = "Only controls were evaluated; of the undefended model texts are rebuilt at 100% of tokens in place, for"
     assert made.answer.headline.words.startswith(begin) and '"' in made.answer.headline.words
+    (table,) = made.answer.every
+    assert not made.answer.tables and table.rows[0].verdict == "undefended"
+    assert "At a glance" in (tmp_path / "out" / "leaderboard.html").read_text()

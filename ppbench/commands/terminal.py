@@ -183,7 +183,7 @@ def evaluation_report(result: Evaluation, full: bool = False) -> None:
     """Print the answer, with one row per setting; full: with all tables, sentences and controls."""
     to = console()
     say_answer(to, result.answer)
-    for overview in result.answer.tables:
+    for overview in result.answer.every:
         to.print(glance(overview, to.width))
     if full:
         for table in tables(result.records):
@@ -416,7 +416,7 @@ def swept_report(swept: SweepResult, full: bool = False) -> None:
     """Print the answer, one row per defense, failures, and where the board is; full: all sentences and controls."""
     to = console()
     say_answer(to, swept.answer)
-    for overview in swept.answer.tables:
+    for overview in swept.answer.every:
         to.print(glance(overview, to.width))
     several = any(len(overview.compared) > 1 for overview in swept.answer.tables)  # of one defense the headline says it
     for about, words in choices_of(swept.answer.tables) if several else ():

@@ -145,7 +145,7 @@ class Overview:
     @property
     def questions(self) -> bool:
         """Whether anything was attacked; else only costs are reported."""
-        values = [row.value for row in self.compared]
+        values = [row.value for row in self.compared or self.rows]
         return any(v.leak is not None or any(one.findings for one in v.values) for v in values)
 
     @property
