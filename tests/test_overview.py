@@ -340,3 +340,40 @@ def test_an_evaluation_of_the_undefended_model_alone_has_a_row_on_a_board_and_no
     names = [(about, [row[1][0] for row in rows]) for about, rows in board.best.groups]
     assert names == [("mlp", ["undefended", "dp"]), ("mlp (hidden=99)", ["undefended"])]
     assert "and 1 further evaluation" in board.about and len(board.choices) == 1
+
+
+def test_an_evaluation_of_the_undefended_model_beside_others_is_a_result_and_no_control(fabricate):
+    """Adapters that no attack reads are a finding; alone, or beside a defense, the attack is too weak."""
+    weak = [
+        fabricate("none", None, "dlg", "reconstruction", 6.0),
+        fabricate("full_noise", None, "dlg", "reconstruction", 6.0),
+    ]
+    strong = dict(options={"hidden": "99"})
+    beside = [*controls(fabricate, **strong), *grid(fabricate, (0.1, 20.0, 0.9), **strong)]
+    assert [one.reliable for one in judged_evaluations(weak)] == [False]
+    assert [one.reliable for one in judged_evaluations([*weak, *beside])] == [True, True]
+    defended = [*weak, *grid(fabricate, (0.1, 5.0, 0.9)), *beside]
+    assert sorted(one.reliable for one in judged_evaluations(defended)) == [False, True]
+
+
+def test_an_alarm_of_noise_is_rare_over_all_evaluations_together(fabricate):
+    """A cell of 200 candidates at 62 % (p = 0.0004) is one too rare among a few, and not among a hundred."""
+
+    def noise(count, share=0.5):
+        return [
+            fabricate("full_noise", None, f"mia_{i}", "membership", share, n=200, options={"hidden": str(i)})
+            for i in range(count)
+        ]
+
+    lucky = fabricate("full_noise", None, "mia_nn", "membership", 0.62, n=200)
+
+    def alarms(records):
+        return [
+            c.sentence
+            for one in judged_evaluations(records)
+            for c in one.checks
+            if c.control == "full_noise" and c.ok is False
+        ]
+
+    assert len(alarms([lucky, *noise(4)])) == 1 and not alarms([lucky, *noise(99)])
+    assert len(alarms([fabricate("full_noise", None, "mia_nn", "membership", 0.7, n=200), *noise(99)])) == 1

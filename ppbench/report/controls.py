@@ -138,16 +138,20 @@ def _share(record: Figured, name: str, taken: Callable[[Any], bool]) -> Metric |
     return record_metric(MetricSpec(name, name), shares)
 
 
-def check_controls(records: Sequence[Record]) -> list[Check]:
+def check_controls(records: Sequence[Record], whole: Sequence[Record] | None = None) -> list[Check]:
     """Return the checks of `none` and `full_noise` on `records` (one data set, model and threat model).
 
     `none` must fall at the smallest batch at initialization: half of the victims rebuilt or re-identified, or half of
     the labels recovered where only these were attacked, or members found above chance where only these were. Each
     adversary and probe is judged by itself. Cells of `full_noise` above chance, at 0.01 over all of them, are an alarm.
     Extraction is no control: the undefended model is public.
+
+    whole: what `records` are a part of (`Frame.whole`), if of more evaluations: then all means all of these, and `none`
+        need not fall where no defense stands beside it, but one does elsewhere: what leaks of other networks and
+        adapters is a result.
     """
-    noise = [r for r in records if r.config.defense.id == "full_noise" and r.status == "complete"]
-    noise = [r for r in noise if question_for(r).noise]
+    whole = records if whole is None else whole
+    noise, among = _noise_cells(records), len(_noise_cells(whole))
     attacked = [r for r in records if question_for(r).chapter == "uploads" and question_for(r).reads]
     attacked = attacked or [r for r in records if question_for(r).chapter == "models" and question_for(r).noise]
     attacked = attacked or [r for r in records if not question_for(r).chapter]
@@ -161,7 +165,19 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
         checks.append(replace(check, sentence=head + check.sentence) if len(scenes) > 1 else check)
     weakest = next((check for check in checks if check.ok is not True), checks[0] if checks else _undefended_check([]))
     others = tuple(check for check in checks if check is not weakest)
-    return [replace(weakest, others=others), _noise_check(noise)]
+    if weakest.ok is False and not _compared(records) and _compared(whole):
+        weakest = replace(weakest, ok=True, sentence=f"Nothing is compared with it here: {weakest.sentence}")
+    return [replace(weakest, others=others), _noise_check(noise, among)]
+
+
+def _compared(records: Iterable[Record]) -> bool:
+    return any(record.config.defense.id not in CONTROLS for record in records)
+
+
+def _noise_cells(records: Iterable[Record]) -> list[Record]:
+    """Return the complete cells of `full_noise` that must find nothing."""
+    noise = (r for r in records if r.config.defense.id == "full_noise" and r.status == "complete")
+    return [r for r in noise if question_for(r).noise]
 
 
 Item = TypeVar("Item")
@@ -247,10 +263,10 @@ def _other_questions_check(undefended: Sequence[Record]) -> Check:
     return Check("none", bool(broken), f"The best attack {verb} what was asked of the undefended model ({titles}).")
 
 
-def _noise_check(records: Sequence[Record]) -> Check:
+def _noise_check(records: Sequence[Record], among: int) -> Check:
     if not records:
         return Check("full_noise", None, "No attack ran on uploads of pure noise.")
-    level = ALARM / len(records)
+    level = ALARM / among
     alarms = [r for r in records if _chance_probability(r) < level]
     if not alarms:
         return Check("full_noise", True, f"No attack finds anything in uploads of pure noise ({len(records)} cells).")

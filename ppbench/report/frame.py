@@ -225,16 +225,21 @@ def key_of(config: CellConfig) -> Key:
 
 
 class Frame(tuple[Record, ...]):
-    """Records with cached keys and worst cases, shared with groups of them; the records must not change."""
+    """Records with cached keys and worst cases, shared with groups of them; the records must not change.
+
+    whole: the frame that this one is a group of, itself if it is none.
+    """
 
     _keys: dict[int, tuple[Record, Key]]
     _worst: dict[tuple[str, frozenset[int]], tuple[list[Record], WorstCase | None]]
+    whole: Frame
 
     def __new__(cls, records: Iterable[Record], parent: Frame | None = None) -> Frame:
         """Hold `records`; parent: a frame with them, whose caches are shared."""
         made = super().__new__(cls, records)
         made._keys = {} if parent is None else parent._keys
         made._worst = {} if parent is None else parent._worst
+        made.whole = made if parent is None else parent.whole
         return made
 
     def of(self, records: Iterable[Record]) -> Frame:

@@ -182,7 +182,7 @@ def failed_controls(records: Sequence[Record], outcome: Soundness | None) -> lis
     """Return sentences on the failed controls of each evaluation, and on a failed self-test, if it is known."""
     harness = check_harness(outcome)
     groups = frame_of(records).by(EVALUATION).values()
-    failed = [check for some in groups for check in check_controls(some) if check.ok is not True]
+    failed = [check for some in groups for check in check_controls(some, some.whole) if check.ok is not True]
     failed += [harness] if harness.ok is False else []
     return list(dict.fromkeys(f"control {check.control}: {check.sentence}" for check in failed))
 

@@ -344,7 +344,7 @@ def _ranked(entries: Sequence[Entry], name: str) -> list[Entry]:
 # -- controls: whether the ranks of a board mean something ------------------------------------------------------------
 def _checks(question: Question, entries: Sequence[Entry], scope: Sequence[Record]) -> tuple[Check, ...]:
     """Return the checks of one board: over `scope`, and whether the attacks break `none` on this very board."""
-    checks = {check.control: check for check in check_controls(scope)}
+    checks = {check.control: check for check in check_controls(scope, frame_of(scope).whole)}
     own = _none_falls(question, entries, checks["none"])
     # Noise in uploads does not hide the model from its recipient: extraction has only one control.
     return (own, checks["full_noise"]) if question.noise else (own,)
@@ -456,7 +456,8 @@ def judged_evaluations(records: Sequence[Record], sound: bool = True) -> list[Ju
     groups = frame_of(records).by(EVALUATION)
     words = evaluation_titles(groups)
     order = sorted(groups, key=lambda key: (evaluation_words(replace(key, seed=None)), key.seed or 0, key.text()))
-    return [JudgedEvaluation(key, words[key], groups[key], tuple(check_controls(groups[key])), sound) for key in order]
+    checks = {key: tuple(check_controls(group, group.whole)) for key, group in groups.items()}
+    return [JudgedEvaluation(key, words[key], groups[key], checks[key], sound) for key in order]
 
 
 def defense_sentences(evaluations: Sequence[JudgedEvaluation]) -> list[DefenseSentence]:
