@@ -219,6 +219,24 @@ def test_a_floor_above_the_stop_ends_as_stalled_long_before_the_budget():
     assert int(guesses.evaluations.max()) < 500
 
 
+def test_a_mismatch_whose_square_overflows_is_searched_as_any_other():
+    """As where a model fits its batch: the gradient at the start is 1e11 times the observed one. Values are float32."""
+
+    def times(factor: float):
+        def scaled(z: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+            value = bowl(z, index)
+            return factor * value.loss, factor * value.gradient
+
+        return minimize(scaled, torch.zeros(2, 3), budget=torch.tensor([60, 60]), stop=torch.zeros(2))
+
+    small, large = times(1.0), times(1e22)
+    assert torch.allclose(large.z, GOAL, atol=1e-4) and torch.allclose(small.z, GOAL, atol=1e-4)
+    assert bool((large.loss <= 1e22 * 1e-6).all()) and bool((large.evaluations < 60).all())
+    first = minimize(lambda z, i: (1e22 * bowl(z, i).loss, 1e22 * bowl(z, i).gradient), torch.zeros(2, 3),
+                     budget=torch.tensor([1, 1]), stop=torch.zeros(2))  # fmt: skip
+    assert first.loss.tolist() == pytest.approx((1e22 * bowl(torch.zeros(2, 3), torch.arange(2)).loss).tolist())
+
+
 def test_a_start_that_is_not_finite_ends_alone():
     function, centers = quadratics(3, 4, 5.0)
 

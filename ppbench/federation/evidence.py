@@ -23,7 +23,7 @@ POWERS: Mapping[str, float] = {"tensors": 0.5, "poisoned": 0.0, "bounded": 0.0}
 """Measures that compare tensor by tensor, with the power of their mean; 0: the geometric mean."""
 DIRECTIONS = ("cosine", "hinge", *POWERS)
 """Measures that are invariant to the scale of the whole simulation."""
-SMALLEST_SQUARE = 1e-30
+SMALLEST_SQUARE, TINIEST_SQUARE = 1e-30, 1e-37
 EXPLAINED_FLOOR = 1e-4
 """1 - cosine at which a tensor counts as explained: a closer fit does not compensate for another tensor."""
 
@@ -141,7 +141,9 @@ class Evidence:
             weighted = s if self.weight is None else s * self.weight[name].to(s.dtype)
             across, own = across + (weighted * o).sum(), own + (weighted * s).sum()
             other = other + (o * o if self.weight is None else o * o * self.weight[name].to(s.dtype)).sum()
-        cosine: Tensor = across / (own.sqrt() * other.sqrt()).clamp(min=SMALLEST_SQUARE)
+        # clamped inside the roots too: a gradient of zeros has the cosine 0, and a slope that is finite
+        lengths = [part.clamp(min=TINIEST_SQUARE).sqrt() for part in (own, other)]
+        cosine: Tensor = across / (lengths[0] * lengths[1]).clamp(min=SMALLEST_SQUARE)
         return 1 - cosine
 
     def _tensors(self, simulated: Params) -> Tensor:

@@ -157,8 +157,7 @@ def odd_budget(scores: Sequence[ImageScore], attack: AttackInfo) -> str:
     """Return how the evaluations of an attack of ours contradict its budget, a clause, "" if they do not.
 
     No more is spent than all budgets together, by each client of a cohort; a descent, whose answer has a path, spends
-    its budget; and a search that is to be patient does not stop everywhere before, unless it has succeeded, or there is
-    nothing to search for: evidence that the truth explains no better than zeros, as a gradient that is all rounding.
+    its budget; and a search that is to be patient does not stop everywhere before, unless it has succeeded.
     """
     budgets = [value for name, value in attack.parameters.items() if name.endswith("budget") and isinstance(value, int)]
     budget, patience = attack.parameters.get("budget"), attack.parameters.get("patience")
@@ -173,16 +172,11 @@ def odd_budget(scores: Sequence[ImageScore], attack: AttackInfo) -> str:
             return (
                 f"{score.evaluations} evaluations were spent on unit {score.unit}, a descent spends its {sum(budgets)}"
             )
-    stopped = [score.evaluations for score in units if not _may_stop(score)]
+    stopped = [score.evaluations for score in units if score.confidence is None or score.confidence > UNEXPLAINED]
     least = min(budget, patience) if isinstance(budget, int) and isinstance(patience, int) else 0
     if len(stopped) == len(units) and all(EXTRA_EVALUATIONS < spent < least for spent in stopped):
         return f"each search stopped after {max(stopped)} evaluations or fewer, its budget is {budget}"
     return ""
-
-
-def _may_stop(score: ImageScore) -> bool:
-    explained = score.confidence is not None and score.confidence <= UNEXPLAINED
-    return explained or (score.at_truth is not None and score.at_truth >= 1)
 
 
 _JUDGED = {metric.spec.name: metric.judged for metric in IMAGE_METRICS if metric.judged is not None}

@@ -18,6 +18,8 @@ RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Reason = Literal["converged", "budget", "stalled", "line search", "not finite"]
 
 ARMIJO, CURVATURE, TRIES = 1e-4, 1e-10, 20
+LARGE = 1e12
+"""First loss above which a run is computed in units of it."""
 CACHE, GPU_CACHE = 2**25, 2**32
 """Bytes of pairs worked on at once, on a CPU (as its cache holds) and elsewhere; fixed, for rounding depends on it."""
 
@@ -200,11 +202,13 @@ class Run:
         self.index = torch.arange(count, device=starts.device)
         self.end = starts.clone()
         self.ended: dict[int, tuple[float, int, Reason]] = {}
+        self.units = [1.0] * len(starts)
 
     def tick(self) -> None:
         """Evaluate every slot's trial point once and move on."""
         t = self.z.new_tensor([slot.t for slot in self.slots])[:, None]
         loss, gradient, *_ = self.function(torch.addcmul(self.z, t, self.d), self.index)
+        loss, gradient = self.in_units(loss, gradient)
         finite = (torch.isfinite(loss) & torch.isfinite(gradient.sum(1))).tolist()
         fresh = [slot.loss == float("inf") for slot in self.slots]
         taken = [slot.judge(*pair) for slot, *pair in zip(self.slots, loss.tolist(), finite, strict=True)]
@@ -214,6 +218,21 @@ class Run:
             if slot.tries >= TRIES and not slot.steepest:  # the line search along a quasi-Newton direction failed
                 self.restart(i)
         self.replace()
+
+    def in_units(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return losses and gradients in units of the first loss where that is above `LARGE`: squares overflow there.
+
+        So large is the mismatch at the start where a trained model fits its batch: the observed gradient is nearly 0.
+        """
+        if any(slot.loss == float("inf") for slot in self.slots):
+            for slot, first in zip(self.slots, loss.tolist(), strict=True):
+                if slot.loss == float("inf") and LARGE < first < float("inf"):
+                    self.units[slot.victim] = first
+        units = [self.units[slot.victim] for slot in self.slots]
+        if all(unit == 1.0 for unit in units):
+            return loss, gradient
+        unit = loss.new_tensor(units)
+        return loss / unit, gradient / unit[:, None]
 
     def advance(self, taken: list[bool], fresh: list[bool], t: Tensor, gradient: Tensor) -> None:
         """Move the slots that accepted, learn from their steps and choose new directions."""
@@ -258,12 +277,13 @@ class Run:
         """Record the runs that ended, refill their slots from the queue, drop the slots that stay empty."""
         alive = []
         for i, slot in enumerate(self.slots):
-            reason = slot.verdict(self.settings, self.budget[slot.victim], self.stop[slot.victim])
+            unit = self.units[slot.victim]
+            reason = slot.verdict(self.settings, self.budget[slot.victim], self.stop[slot.victim] / unit)
             if reason is None:
                 alive.append(i)
                 continue
             self.end[slot.victim] = self.z[i]
-            self.ended[slot.victim] = (slot.loss, slot.evaluations, reason)
+            self.ended[slot.victim] = (slot.loss * unit, slot.evaluations, reason)
             if self.queue:
                 self.slots[i] = SearchSlot(self.queue.pop(0))
                 self.index = self.index.clone()
