@@ -12,6 +12,7 @@ from torch import Tensor
 from ppbench.attacks.reconstruction.search.descent import DescentSchedule, descend
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, Memory, minimize
 from ppbench.attacks.reconstruction.search.problem import RowValue
+from ppbench.federation.evidence import inverse_root
 
 GOAL = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]])
 STEEP = torch.tensor([1.0, 10.0, 0.1])
@@ -258,3 +259,12 @@ def test_a_region_without_finite_values_is_backed_out_of():
     guesses = run(barrier, torch.full((1, 3), 20.0, dtype=torch.float64), stop=1e-9)
     assert guesses.reasons == ("converged",)
     assert torch.allclose(guesses.z, torch.ones(1, 3, dtype=torch.float64), atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-40, 1e-30, 1e-28, 1e-26, 1e-25, 1e-20, 1.0])
+def test_a_tiny_tensor_has_a_finite_slope_in_the_distance_of_directions(size):
+    value = torch.tensor(size, requires_grad=True)
+    root = inverse_root(value)
+    (slope,) = torch.autograd.grad(root, value)
+    assert bool(root.isfinite()) and bool(slope.isfinite())
+    assert size < 1e-25 or root.item() == pytest.approx(size**-0.5, rel=1e-5)

@@ -264,8 +264,12 @@ def joint_evidence(observations: Sequence[Sequence[Evidence]]) -> list[Evidence]
 
 
 def inverse_root(size: Tensor) -> Tensor:
-    """Return 1 / sqrt(size), but 0 for 0: a zero gradient has no direction."""
-    return torch.where(size == 0, 0.0, size.clamp(min=SMALLEST_SQUARE).rsqrt())
+    """Return 1 / sqrt(size), but 0 for 0: a zero gradient has no direction.
+
+    Sizes below the clamp lose their direction by and by; of smaller ones the slope, size^-1.5 / 2, overflows.
+    """
+    least = 1e-25 if size.dtype == torch.float32 else SMALLEST_SQUARE
+    return torch.where(size == 0, 0.0, size.clamp(min=least).rsqrt())
 
 
 def softsign(rows: Tensor, middle: Tensor | None = None) -> tuple[Tensor, Tensor]:
