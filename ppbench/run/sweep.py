@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,10 +22,11 @@ from ppbench.records.store import Store
 from ppbench.report.compare.join import where_of
 from ppbench.report.controls import CONTROLS, check_harness, failures
 from ppbench.report.page.boards import defense_sentences, judged_evaluations, standalone_sentences
-from ppbench.run.cells import Cell, cells, groups
+from ppbench.run.cells import Cell
 from ppbench.run.evaluation import RunResult, check_experiment, compute, prepare_results, report_results
 from ppbench.run.executors import make_executor
 from ppbench.run.experiment import Experiment
+from ppbench.run.jobs import Gate
 from ppbench.run.schedule import PlannedCells, count_cells, plan_cells, strands, unfinished
 from ppbench.run.suite import Suite, load_suite, salt_if_isolated
 from ppbench.run.task import task_key
@@ -250,12 +252,26 @@ def missing_cells(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
             yield f"{unknown_why} ({why})", False
             continue
         try:
-            whole = [cell.config for e in suite.places for group in groups(e) for cell in cells(e, group)]
+            expected = _expected(suite, suite_records)
         except (UsageError, OSError) as cause:
             yield f"{unknown_why} ({cause})", False
             continue
-        expected = list({_key(config): config for config in whole}.values())  # controls are in each evaluation
         yield from _compare(name, expected, present)
+
+
+def _expected(suite: Suite, records: Sequence[Record]) -> list[CellConfig]:
+    """Return the cells of a suite, without those that its gates leave out as these records came out."""
+    planned = plan_cells(list(suite.places))
+    keys = {cell.id: _key(cell.config) for part in planned for cell in part.cells}
+    names = {_key(record.config): record.cell_id for record in records}  # a record of another version has another
+
+    def of_records(cells: Iterable[str]) -> frozenset[str]:
+        return frozenset(names[keys[cell]] for cell in cells if keys.get(cell) in names)
+
+    gates = {part.gate: Gate(of_records(part.gate.undefended), of_records(part.gate.exact)) for part in planned}
+    closed = {gate for gate, own in gates.items() if own and own.is_closed(records)}
+    # controls are in each evaluation
+    return list({_key(c.config): c.config for part in planned if part.gate not in closed for c in part.cells}.values())
 
 
 def _suite(
@@ -282,7 +298,8 @@ def _suite(
 
 
 def _key(config: CellConfig) -> Hashable:
-    return where_of(config), config.seed
+    network = json.dumps([config.model.id, config.model.options, config.federation.schedule], sort_keys=True)
+    return where_of(config), config.seed, network
 
 
 def _ignores_filter(config: CellConfig, key: str) -> bool:
