@@ -32,6 +32,7 @@ class Classifier(nn.Module):
     sizes; most is None for no limit. written: names of the buffers that a pass writes into; a pass gets copies of them.
     single: whether it computes only in float32, for instance because its forward pass casts. embedding: of a network of
     texts, the name of its table [V, D]: it takes token numbers [B, L], or vectors [B, L, D] in their place.
+    every_token: whether it answers each token by logits of the next one, [B, L, V]; none may see those behind it.
     from_file: whether trained weights, too, start as a file has them; records then state the digest of all.
     """
 
@@ -41,6 +42,7 @@ class Classifier(nn.Module):
     written: frozenset[str] = frozenset()
     single: bool = False
     embedding: str = ""
+    every_token: bool = False
     from_file: bool = False
 
     def __init__(self, features: nn.Module, head: nn.Linear | nn.Conv2d) -> None:

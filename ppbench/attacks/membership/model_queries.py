@@ -20,7 +20,7 @@ from ppbench.metrics.modality import modality_in
 
 
 def logit_gap(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return phi = log p_y - log sum_{j != y} p_j, [..., Q] float64 (Carlini et al. 2022); squared loss: -log loss.
+    """Return phi = log p_y - log sum_{j != y} p_j, [..., Q] float64 (Carlini et al. 2022); other losses: -log loss.
 
     Takes outputs [..., Q, C] float64 and one-hot labels [Q, C], or targets [Q, 1]. With softmax phi is
     z_y - logsumexp_{j != y} z_j, computed from the logits: p_y / (1 - p_y) would round to infinity. Over training runs
@@ -36,8 +36,11 @@ def logit_gap(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_likelihood(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return log p(y | x, model) [..., Q] float64, shapes as in `logit_gap`; for a single output minus its loss."""
-    if plan.spec.classes == 1:
+    """Return log p(y | x, model) [..., Q] float64, shapes as in `logit_gap`; for a single output minus its loss.
+
+    Of texts that are their own targets the mean over tokens, so that long ones are no less likely.
+    """
+    if plan.spec.classes == 1 or plan.next_token:
         return -plan.example_loss(outputs, labels)
     log_p = log_probabilities(plan, outputs)
     label = labels.argmax(-1, keepdim=True).expand(*log_p.shape[:-1], 1)
@@ -85,10 +88,14 @@ def client_outputs(view: View, message: Tree, x: Tensor) -> Tensor:
 
 
 def model_outputs(view: View, x: Tensor) -> Tensor:
-    """Return the outputs [Q, C] float64, on CPU, of the last model that the attacker received; NaN without one."""
+    """Return the outputs [Q, C] float64, on CPU, of the last model that the attacker received; NaN without one.
+
+    [Q, L, V] where it answers every token.
+    """
     message = last_model(view)
     if message is None:
-        return torch.full((len(x), view.plan.spec.classes), torch.nan, dtype=torch.float64)
+        each = view.plan.spec.shape if view.plan.next_token else ()
+        return torch.full((len(x), *each, view.plan.spec.classes), torch.nan, dtype=torch.float64)
     return client_outputs(view, message, x)
 
 

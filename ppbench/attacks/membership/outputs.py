@@ -23,11 +23,12 @@ from ppbench.attacks.membership.model_queries import (
 )
 from ppbench.attacks.membership.updates import RIDGE, example_gradients, update_coefficients
 from ppbench.base.tree import Params
-from ppbench.federation.bounds import InMemoryCount, NonNegative, PositiveInt, whole_number
+from ppbench.federation.bounds import Fraction, InMemoryCount, NonNegative, PositiveInt, whole_number
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.metrics.intervals import Floats
+from ppbench.nets.net import token_losses
 
 # -- Membership inference by the loss: a record the model was trained on has a smaller one (Yeom et al. 2018) --
 
@@ -37,11 +38,49 @@ class LossThreshold(MembershipAttack):
     """A record is a member if its loss under the last model received is small."""
 
     name: ClassVar[str] = "mia_loss"
+    next_token: ClassVar[bool] = True
     reference: ClassVar[str] = "Yeom et al., Privacy Risk in Machine Learning, CSF 2018"
 
     def scores(self, plan: Plan, signal: Tensor, labels: Tensor) -> Tensor:
         """Return minus the plan's loss [Q] of each record."""
         return -plan.example_loss(signal, labels)
+
+
+# -- Membership inference by the least likely tokens of a text (Shi et al., ICLR 2024) --
+
+
+@dataclass(frozen=True)
+class MinK(MembershipAttack):
+    """A text is a member if its least likely tokens are likely: a new text has a few that surprise the model.
+
+    The score is the mean log-likelihood of the `share` of a text's tokens that are the least likely, at least one.
+    """
+
+    name: ClassVar[str] = "mia_min_k"
+    next_token: ClassVar[bool] = True
+    reference: ClassVar[str] = (
+        "Shi et al., Detecting Pretraining Data from Large Language Models, ICLR 2024, Min-20% Prob"
+    )
+
+    share: Fraction = 0.2
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether texts are their own targets: then each token has a likelihood."""
+        return plan.next_token
+
+    def scores(self, plan: Plan, signal: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean log-likelihood [Q] of the least likely tokens; 0 of a text that predicts none.
+
+        Minus the loss of records that are no texts: they have one answer.
+        """
+        if not plan.next_token:
+            return -plan.example_loss(signal, labels)
+        losses, weights = token_losses(signal, labels)
+        count = weights.sum(-1)
+        least = (self.share * count).ceil().clamp(min=1)
+        likely = (-losses).masked_fill(weights == 0, torch.inf).sort(-1).values
+        chosen = torch.arange(likely.shape[-1]) < least.minimum(count)[..., None]
+        return torch.where(chosen, likely, 0.0).sum(-1) / least
 
 
 # -- Membership inference by the modified prediction entropy of Song and Mittal (USENIX Security 2021) --

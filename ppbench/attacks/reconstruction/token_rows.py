@@ -6,6 +6,10 @@ of the first attention the input of a token is a known function of the token and
 tokens stand in one text, of a decoder from left to right, of an encoder by sorting them (`token_pairs`) and exchanging
 those that are wrong until all inputs lie in the row space. No label, no loss and no factor of the gradient enters.
 
+Where texts are their own targets (the next-token loss), no layer reads what behind which nothing is predicted: a text's
+last token. The head's gradient shows it, once the others are known (`with_last_tokens`). This head reads every token:
+where adapters of low rank are all that is trained before it, its row space alone tells texts, from left to right.
+
 Noise of standard deviation s on a gradient [m, n] drowns singular values below s (sqrt m + sqrt n); directions count by
 how far they stand out of it (`RowSpace.weights`). For eight single letters (`letters`, untrained encoder, width 96) the
 smallest singular value predicts s = 4e-4 to 9e-4. Measured: all tokens at 1e-4, 61 % at 1e-3, none at 1e-2, where a
@@ -22,11 +26,13 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import guessed_labels
 from ppbench.attacks.reconstruction.row_spaces import (
     FAR_BEHIND,
+    LEAST_FREE,
     READ_DISTANCE,
     ROUNDED_SIZE,
     RowSpace,
@@ -42,6 +48,7 @@ from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
+from ppbench.nets.classifier import HEAD_NAMES
 
 SHORTLISTS = (64, 512)
 """Tokens of a place whose distance is computed: for one text, and for more, whose tokens may seem to stand anywhere."""
@@ -107,8 +114,6 @@ def near_tokens(
 
 # -- Which tokens stand in one text --
 
-BEHIND = 3
-"""Groups of layers whose inputs depend on the text that are looked at: those behind the first attention."""
 BEGINNINGS = 4
 """Beginnings that are followed of each text of a decoder."""
 EXCHANGE_ROUNDS = 60
@@ -337,6 +342,62 @@ def _with(text: Tensor, tokens: Mapping[int, int]) -> Tensor:
     return changed
 
 
+# -- Texts that are their own targets: the token that no layer reads --
+
+REPLAYED = 1e-6
+"""Relative squared mismatch up to which texts explain a gradient when it is computed of them: a wrong token leaves a
+thousand times as much."""
+
+
+def tokens_predicted(observed: Params, words: Tensor) -> Tensor:
+    """Return those of `words` whose entry in the gradient of the head's bias is negative: most of the targets.
+
+    An entry is the mean prediction less the token's share of the targets. All words if there is no bias.
+    """
+    bias = observed.get(HEAD_NAMES[1])
+    return words if bias is None else words[bias.detach().cpu()[words] < 0]
+
+
+def with_last_tokens(reader: TextReader, observed: Params, texts: Tensor) -> Tensor:
+    """Return texts [B, L] with the token behind the last one that each has: a target alone, which no layer reads.
+
+    The head's gradient is the mean over texts and targets of (p - e_y) h^T, p the prediction and h the features at the
+    place before. Without all that is known, minus e_y h^T of each last token is left, which h tells apart. As they are
+    where the head's gradient is not seen.
+    """
+    parts = [observed[name].detach().double().reshape(reader.plan.spec.classes, -1).cpu()
+             for name in HEAD_NAMES if name in observed]  # fmt: skip
+    counts = (texts != PADDING).sum(1)
+    if not parts or bool((counts == 0).any()) or bool((counts == texts.shape[1]).any()):
+        return texts
+    gradient, net = torch.cat(parts, 1), reader.plan.net
+    with torch.no_grad():
+        features = net.features(reader.params, texts.to(gradient.device))
+        shares = net.head(reader.params, features).double().softmax(-1)
+    shifts = torch.ones_like(features[..., :1])
+    sides = [one for name, one in zip(HEAD_NAMES, (features, shifts), strict=True) if name in observed]
+    read = torch.cat(sides, -1).double()
+    before = torch.arange(texts.shape[1]) < counts[:, None]
+    weights = before / (counts[:, None] * len(texts))
+    targets = one_hot(texts[:, 1:].long(), reader.plan.spec.classes) * before[:, 1:, None]
+    shares[:, :-1] -= targets
+    known = torch.einsum("bl,blv,bld->vd", weights.double(), shares, read)
+    rows = torch.arange(len(texts))
+    last = read[rows, counts - 1] * weights[rows, 0, None]
+    left = (known - gradient) @ torch.linalg.pinv(last)
+    completed = texts.clone()
+    completed[rows, counts] = left[PADDING + 1 :].argmax(0).float() + PADDING + 1
+    return completed
+
+
+def _replayed(solved: SolvedLayer, evidence: Evidence, texts: Tensor) -> SolvedLayer:
+    """Return a solved layer that is exact only if texts [B, L], as their own targets, explain the observation."""
+    x = texts.double().to(evidence.device).unflatten(0, (len(evidence.unit), -1))
+    simulated = {name: value.detach() for name, value in evidence.simulate(x, x).items() if name in evidence.observed}
+    mismatch = float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))
+    return replace(solved, exact=mismatch < REPLAYED)
+
+
 @dataclass(frozen=True)
 class TokenRows(Attack):
     """Texts by the row spaces of a transformer's first gradients, see the module.
@@ -349,6 +410,7 @@ class TokenRows(Attack):
     """
 
     name: ClassVar[str] = "token_rows"
+    next_token: ClassVar[bool] = True
     exact: ClassVar[bool] = True
     reads_tokens: ClassVar[bool] = True
     kind: ClassVar[Kind] = "reconstruction"
@@ -372,8 +434,8 @@ class TokenRows(Attack):
         return [self._guess(victim) for victim in posed(evidence, plan, challenges, generator)]
 
     def _guess(self, victim: PosedVictim) -> Guess:
-        count = victim.size[0]
-        labels, evidence, plan = guessed_labels(victim), victim.evidence, victim.plan
+        count, evidence, plan = victim.size[0], victim.evidence, victim.plan
+        labels = None if plan.next_token else guessed_labels(victim)
         texts = torch.full(victim.size, float(PADDING))
         if evidence is None or evidence.params is None:
             return Guess(x=texts, y=labels, evaluations=1)
@@ -381,32 +443,60 @@ class TokenRows(Attack):
         reader = TextReader(plan, {name: value.detach() for name, value in evidence.params.items()}, groups)
         std = 0.0 if evidence.noise is None else evidence.noise.std
         observed = {name: value for name, value in evidence.observed.items() if bool(value.isfinite().all())}
-        spaces = spaces_of(reader, observed, range(min(len(groups.names), groups.alone + BEHIND)), std)
-        alone = [group for group in spaces if group < groups.alone]
-        if not alone:
+        spaces = spaces_of(reader, observed, groups.looked_at, std)
+        read = self._read(reader, spaces, observed, std, victim)
+        if read is None:
             return Guess(x=texts, y=labels, evaluations=1)
-        group = max(alone, key=lambda one: spaces[one].free)
-        words = tokens_present(reader, observed, std)
-        near = near_tokens(reader, group, spaces[group], words, count, victim.generator)
-        text_filter = self._filter(reader, spaces, count)
-        if text_filter is None:
-            texts_read = _nearest(near, count)
-        elif _reads_back(reader):
-            texts_read = _from_left(text_filter, near, count)
-        else:
-            texts_read = _by_exchange(text_filter, near, reader.gradients(observed, group), count, victim.generator)
+        near, text_filter, texts_read = read
         for row, one in zip(texts, texts_read, strict=False):
             row[:] = torch.tensor(one.tokens, dtype=torch.float32)
         limit = READ_DISTANCE if text_filter is None else text_filter.space.limit
         solved = _solved(reader, near, texts_read, count, limit)
+        if plan.next_token:
+            texts = with_last_tokens(reader, observed, texts)
+            solved = _replayed(solved, evidence, texts)
         confidence = solved.residual if len(texts_read) >= count and near.space.free > LEAST_FREE else 1.0
         return Guess(x=texts, y=labels, confidence=confidence, evaluations=1, layers=(solved,))
 
+    def _read(
+        self, reader: TextReader, spaces: Mapping[int, RowSpace], observed: Params, std: float, victim: PosedVictim
+    ) -> tuple[NearTokens, TextFilter | None, list[ReadText]] | None:
+        """Return the tokens near each place, what put texts together, and the texts; None where nothing was read."""
+        if not spaces:
+            return None
+        count, words = victim.size[0], tokens_present(reader, observed, std)
+        alone = [group for group in spaces if group < reader.groups.alone]
+        head = reader.groups.head
+        if head in spaces and spaces[head].tells and not any(spaces[group].tells for group in alone):
+            return self._by_head(reader, TextFilter(reader, head, spaces[head]), words, observed, count)
+        if not alone:
+            return None
+        group = max(alone, key=lambda one: spaces[one].free)
+        near = near_tokens(reader, group, spaces[group], words, count, victim.generator)
+        text_filter = self._filter(reader, spaces, count)
+        if text_filter is None:
+            return near, text_filter, _nearest(near, count)
+        if _reads_back(reader):
+            return near, text_filter, _from_left(text_filter, near, count)
+        gradients = reader.gradients(observed, group)
+        return near, text_filter, _by_exchange(text_filter, near, gradients, count, victim.generator)
+
+    def _by_head(
+        self, reader: TextReader, text_filter: TextFilter, words: Tensor, observed: Params, count: int
+    ) -> tuple[NearTokens, TextFilter, list[ReadText]]:
+        """Return the same by the head alone: its targets are tried first, then every token."""
+        for targets in (tokens_predicted(observed, words), words):
+            places = [tuple(words.tolist()), *[tuple(targets.tolist())] * (reader.plan.spec.shape[0] - 1)]
+            zeros = tuple((0.0,) * len(some) for some in places)
+            near = NearTokens(tuple(places), zeros, text_filter.group, text_filter.space)
+            texts_read = _from_left(text_filter, near, count)
+            if len(texts_read) >= count and max(one.distance for one in texts_read[:count]) < text_filter.space.limit:
+                break
+        return near, text_filter, texts_read
+
     def _filter(self, reader: TextReader, spaces: Mapping[int, RowSpace], count: int) -> TextFilter | None:
         """Return the filter that puts texts together; None of one text, of too many, and where rows tell nothing."""
-        behind = {
-            group: space for group, space in spaces.items() if group >= reader.groups.alone and space.free > LEAST_FREE
-        }
+        behind = {group: space for group, space in spaces.items() if group >= reader.groups.alone and space.tells}
         if count == 1 or count > self.largest_batch or not behind:
             return None
         freest = max(behind, key=lambda group: behind[group].free)
@@ -414,8 +504,8 @@ class TokenRows(Attack):
         return TextFilter(reader, usual, behind[usual])
 
 
-LEAST_FREE, ENOUGH_FREE = 0.02, 0.3
-"""Share of directions that a row space must leave free to tell anything, and to be used before layers behind it."""
+ENOUGH_FREE = 0.3
+"""Share of directions that a row space must leave free to be used before those of layers behind it."""
 
 
 def _reads_back(reader: TextReader) -> bool:
