@@ -224,7 +224,12 @@ class Plan:
     @property
     def next_token(self) -> bool:
         """Whether a text is its own target: each token is predicted from those before it."""
-        return self.loss == "next_token"
+        return self.loss_name == "next_token"
+
+    def target_weights(self, counts: Tensor) -> Tensor:
+        """Return the weight [B] that each target has in the mean loss of a batch of texts with `counts` [B] of them."""
+        by_tokens = isinstance(self.loss, OwnLoss)
+        return (1 / counts.sum()).expand(len(counts)) if by_tokens else 1 / (counts * len(counts))
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -287,11 +292,11 @@ class Plan:
 
         Its gradient by running statistics is these minus the batch's, which move them without a say of the weights.
         """
+        if self.next_token and x.dim() > 2:
+            y = self.nearness(params, x)
         shares = self.loss.shares(y) if isinstance(self.loss, OwnLoss) else None
         total = (w if shares is None else w * shares).sum()
         outputs, batch = self.training_pass(params, x)
-        if self.next_token and x.dim() > 2:
-            y = self.nearness(params, x)
         mean = (w * self.example_loss(outputs, y)).sum() / total.clamp(min=1e-12)
         return mean + sum(towards(params[name], value) for name, value in batch.items() if name in params)
 

@@ -90,6 +90,7 @@ class OwnLoss:
         classes: whether targets are one-hot classes; else rows of any numbers, which attacks must be granted.
         smoothing, weights: of a cross-entropy with label smoothing and class weights [C] (None: all 1), as in
             `torch.nn.CrossEntropyLoss`: the sum of losses is divided by the sum of the weights of the batch's labels.
+        by: returns, of targets, what stands in the place of such weights.
     """
 
     name: str
@@ -97,6 +98,7 @@ class OwnLoss:
     classes: bool = False
     smoothing: float = 0.0
     weights: Tensor | None = None
+    by: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
@@ -107,6 +109,8 @@ class OwnLoss:
 
     def shares(self, y: Tensor) -> Tensor | None:
         """Return the weights [B] by whose sum losses under targets y [B, C] are divided; None if all are 1."""
+        if self.by is not None:
+            return self.by(y)
         return None if self.weights is None else (y * self.weights.to(y)).sum(-1)
 
     def counts(self, excess: Tensor) -> Tensor:
@@ -130,6 +134,19 @@ def softened_cross_entropy(smoothing: float, weights: Tensor | None) -> OwnLoss:
 
     traits = [*(["label smoothing"] if smoothing else []), *([] if weights is None else ["class weights"])]
     return OwnLoss(f"cross-entropy with {' and '.join(traits)}", losses, True, smoothing, weights)
+
+
+def next_token_of_batches() -> OwnLoss:
+    """Return the next-token loss whose mean over a batch is that over its tokens, as trainers of decoders take it."""
+
+    def total(logits: Tensor, y: Tensor) -> Tensor:
+        return token_losses(logits, y)[0].sum(-1)
+
+    def count(y: Tensor) -> Tensor:
+        real = 1 - y[..., 1:, PADDING] if y.dim() > 2 else (y[..., 1:].round() != PADDING).to(y.dtype)
+        return real.sum(-1)
+
+    return OwnLoss("next_token", total, by=count)
 
 
 OptionValue = str | int | float | bool

@@ -26,7 +26,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import guessed_labels
@@ -49,6 +48,7 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.nets.classifier import HEAD_NAMES
+from ppbench.nets.net import token_losses
 
 SHORTLISTS = (64, 512)
 """Tokens of a place whose distance is computed: for one text, and for more, whose tokens may seem to stand anywhere."""
@@ -361,32 +361,29 @@ def tokens_predicted(observed: Params, words: Tensor) -> Tensor:
 def with_last_tokens(reader: TextReader, observed: Params, texts: Tensor) -> Tensor:
     """Return texts [B, L] with the token behind the last one that each has: a target alone, which no layer reads.
 
-    The head's gradient is the mean over texts and targets of (p - e_y) h^T, p the prediction and h the features at the
-    place before. Without all that is known, minus e_y h^T of each last token is left, which h tells apart. As they are
-    where the head's gradient is not seen.
+    The gradient of all known targets and of the normalizer (logsumexp) behind the last ones, less what was observed, is
+    the weighted sum of the slopes of the last tokens' own logits. Of a text's logits the one whose slope by all weights
+    has the largest product with it is the last token's: of the head's weights no other has any.
     """
-    parts = [observed[name].detach().double().reshape(reader.plan.spec.classes, -1).cpu()
-             for name in HEAD_NAMES if name in observed]  # fmt: skip
-    counts = (texts != PADDING).sum(1)
-    if not parts or bool((counts == 0).any()) or bool((counts == texts.shape[1]).any()):
+    plan, counts, rows = reader.plan, (texts != PADDING).sum(1), torch.arange(len(texts))
+    if bool((counts == 0).any()) or bool((counts == texts.shape[1]).any()):
         return texts
-    gradient, net = torch.cat(parts, 1), reader.plan.net
-    with torch.no_grad():
-        features = net.features(reader.params, texts.to(gradient.device))
-        shares = net.head(reader.params, features).double().softmax(-1)
-    shifts = torch.ones_like(features[..., :1])
-    sides = [one for name, one in zip(HEAD_NAMES, (features, shifts), strict=True) if name in observed]
-    read = torch.cat(sides, -1).double()
-    before = torch.arange(texts.shape[1]) < counts[:, None]
-    weights = before / (counts[:, None] * len(texts))
-    targets = one_hot(texts[:, 1:].long(), reader.plan.spec.classes) * before[:, 1:, None]
-    shares[:, :-1] -= targets
-    known = torch.einsum("bl,blv,bld->vd", weights.double(), shares, read)
-    rows = torch.arange(len(texts))
-    last = read[rows, counts - 1] * weights[rows, 0, None]
-    left = (known - gradient) @ torch.linalg.pinv(last)
+    like = next(iter(reader.params.values()))
+    params = {name: value.double().requires_grad_() for name, value in reader.params.items()}
+    x, weights = texts.double().to(like.device), plan.target_weights(counts).to(like.device)
+    with torch.enable_grad():
+        logits = plan.net(params, x)
+        last = logits[rows, counts - 1]
+        losses = token_losses(logits, x)[0].sum(1) + last.logsumexp(1)
+        slopes = torch.autograd.grad((weights * losses).sum(), [*params.values()], retain_graph=True)
+        left = [slope - observed[n].double() if n in observed else torch.zeros_like(slope)
+                for n, slope in zip(params, slopes, strict=True)]  # fmt: skip
+        shares = torch.zeros_like(last).requires_grad_()  # a derivative by what is linear in them: J v by two passes
+        pulled = torch.autograd.grad((shares * last).sum(), [*params.values()], create_graph=True)
+        product = torch.stack([(one * other).sum() for one, other in zip(pulled, left, strict=True)]).sum()
+        (products,) = torch.autograd.grad(product, shares)
     completed = texts.clone()
-    completed[rows, counts] = left[PADDING + 1 :].argmax(0).float() + PADDING + 1
+    completed[rows, counts] = products[:, PADDING + 1 :].argmax(1).float().cpu() + PADDING + 1
     return completed
 
 
