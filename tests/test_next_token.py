@@ -167,6 +167,11 @@ def test_noise_says_nothing_and_a_wrong_token_is_not_called_exact(task: Task) ->
     guess, shares = read(task, 1, lambda g: {n: torch.randn(v.shape, generator=draws) for n, v in g.items()})
     assert not guess.is_exact and shares[0] < 0.35
 
+    small = Noise("gaussian", 1e-4)
+    guess, shares = read(task, 1, lambda g: {n: v + 1e-4 * torch.randn(v.shape, generator=draws) for n, v in g.items()},
+                         small)  # fmt: skip
+    assert guess.is_exact and shares == [1.0], "what is left is the noise of its law"
+
     def swapped(gradient: Params) -> Params:
         return {**gradient, "head.weight": gradient["head.weight"].roll(1, 0)}
 

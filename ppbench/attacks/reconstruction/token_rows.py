@@ -347,6 +347,8 @@ def _with(text: Tensor, tokens: Mapping[int, int]) -> Tensor:
 REPLAYED = 1e-6
 """Relative squared mismatch up to which texts explain a gradient when it is computed of them: a wrong token leaves a
 thousand times as much."""
+NOISE_LEFT = 1.05
+"""Share of the squared noise that may be left beside it: the sum over a network's weights varies by less."""
 
 
 def tokens_predicted(observed: Params, words: Tensor) -> Tensor:
@@ -388,11 +390,13 @@ def with_last_tokens(reader: TextReader, observed: Params, texts: Tensor) -> Ten
 
 
 def _replayed(solved: SolvedLayer, evidence: Evidence, texts: Tensor) -> SolvedLayer:
-    """Return a solved layer that is exact only if texts [B, L], as their own targets, explain the observation."""
+    """Return a solved layer that is exact only if texts [B, L], as their own targets, explain all but the noise."""
     x = texts.double().to(evidence.device).unflatten(0, (len(evidence.unit), -1))
     simulated = {name: value.detach() for name, value in evidence.simulate(x, x).items() if name in evidence.observed}
-    mismatch = float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))
-    return replace(solved, exact=mismatch < REPLAYED)
+    law = evidence.noise if evidence.measure == "squares" and evidence.weight is None else None
+    noise = 0.0 if law is None else sum(law.of(name) ** 2 * value.numel() for name, value in simulated.items())
+    left, scale = float(evidence.discrepancy(simulated)), max(float(evidence.scale()), 1e-300)
+    return replace(solved, exact=left < REPLAYED * scale + NOISE_LEFT * noise)
 
 
 @dataclass(frozen=True)
