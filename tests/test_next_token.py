@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.token_vectors import nearest_tokens
+from ppbench.attacks.membership.model_queries import token_likelihoods
 from ppbench.attacks.membership.outputs import LossThreshold, MinK
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.row_spaces import linear_groups
@@ -20,6 +21,8 @@ from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all, load_plugin
 from ppbench.base.tree import Params
 from ppbench.base.vocabulary import PADDING, Vocabulary
+from ppbench.defenses.none import NoDefense
+from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.wire import Slot
@@ -233,24 +236,34 @@ def memorized(task: Task, texts: Tensor, steps: int) -> Params:
     return {name: value.detach() for name, value in weights.items()}
 
 
+def likelihoods(task: Task, params: Params, texts: Tensor) -> Tensor:
+    """Return what a client's view says of the tokens of texts under a delivered model."""
+    fed = Federation(NoDefense(), task.plan, task.shards, task.seeds)
+    fed.start(params)
+    return token_likelihoods(fed.release().view("client/1"), texts)
+
+
 @pytest.mark.parametrize("attack", [LossThreshold(), MinK()])
 def test_a_model_that_memorizes_gives_its_members_away_and_another_does_not(task: Task, attack: Any) -> None:
     texts, member = task.test.x[:80], torch.arange(80) < 40
     for steps, least, most in ((60, 0.95, 1.0), (0, 0.3, 0.7)):
-        logits = task.plan.net(memorized(task, texts[member], steps), texts).detach()
-        scores = attack.scores(task.plan, logits.double(), texts.double())
+        signal = likelihoods(task, memorized(task, texts[member], steps), texts)
+        scores = attack.scores(task.plan, signal, texts.double())
         auc = float((scores[member][:, None] > scores[~member]).double().mean())
         assert least <= auc <= most, (steps, auc)
 
 
-def test_min_k_is_the_mean_of_the_least_likely_tokens(task: Task) -> None:
-    logits = torch.zeros(2, 6, 10).double()
-    logits[0, :, 3], logits[0, 0, 2] = 2.0, 5.0
-    text = torch.tensor([[1.0, 2, 3, 3, 3, 4], [1, 2, 0, 0, 0, 0]]).double()
-    first, second = (-token_losses(logits, text)[0]).tolist()
-    assert MinK(share=0.2).scores(task.plan, logits, text).tolist() == pytest.approx([min(first), second[0]])
-    assert MinK(share=1.0).scores(task.plan, logits, text).tolist() == pytest.approx([sum(first) / 5, second[0]])
-    assert MinK().scores(task.plan, logits[:1], torch.eye(6)[:1].double()).tolist() == [0.0]
+def test_min_k_is_the_mean_of_the_least_likely_tokens_and_the_loss_that_of_all(task: Task) -> None:
+    texts = torch.cat([task.test.x[:3], torch.eye(24)[:1]])
+    signal = likelihoods(task, task.params, texts)
+    loss = task.plan.example_loss(task.plan.net(task.params, texts), texts)
+    torch.testing.assert_close(LossThreshold().scores(task.plan, signal, texts).float(), -loss)
+    for share, count in ((0.2, lambda n: -(-n // 5)), (1.0, lambda n: n)):
+        least = [sorted(row[row < torch.inf].tolist()) for row in signal]
+        expected = [sum(row[: count(len(row))]) / max(count(len(row)), 1) for row in least]
+        assert MinK(share=share).scores(task.plan, signal, texts).tolist() == pytest.approx(expected)
+    none = torch.full_like(signal, torch.nan)
+    assert all(attack.scores(task.plan, none, texts).isnan().all() for attack in (LossThreshold(), MinK()))
 
 
 def test_canaries_are_texts_that_are_their_own_targets(task: Task) -> None:

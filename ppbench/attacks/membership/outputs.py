@@ -28,7 +28,6 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.metrics.intervals import Floats
-from ppbench.nets.net import token_losses
 
 # -- Membership inference by the loss: a record the model was trained on has a smaller one (Yeom et al. 2018) --
 
@@ -42,11 +41,22 @@ class LossThreshold(MembershipAttack):
     reference: ClassVar[str] = "Yeom et al., Privacy Risk in Machine Learning, CSF 2018"
 
     def scores(self, plan: Plan, signal: Tensor, labels: Tensor) -> Tensor:
-        """Return minus the plan's loss [Q] of each record."""
-        return -plan.example_loss(signal, labels)
+        """Return minus the plan's loss [Q] of each record, of texts by the likelihoods of their tokens."""
+        return mean_likelihood(signal, signal.shape[-1]) if plan.next_token else -plan.example_loss(signal, labels)
 
 
 # -- Membership inference by the least likely tokens of a text (Shi et al., ICLR 2024) --
+
+
+def mean_likelihood(likelihoods: Tensor, least: Tensor | int) -> Tensor:
+    """Return the mean [Q] of the `least` lowest of `token_likelihoods` [Q, L - 1], [Q, 1]; 0 of a text without any.
+
+    NaN where one is.
+    """
+    lowest = likelihoods.sort(-1).values
+    chosen = (torch.arange(lowest.shape[-1]) < least) & (lowest < torch.inf)
+    mean = torch.where(chosen, lowest, 0.0).sum(-1) / chosen.sum(-1).clamp(min=1)
+    return torch.where(likelihoods.isnan().any(-1), torch.nan, mean)
 
 
 @dataclass(frozen=True)
@@ -75,12 +85,8 @@ class MinK(MembershipAttack):
         """
         if not plan.next_token:
             return -plan.example_loss(signal, labels)
-        losses, weights = token_losses(signal, labels)
-        count = weights.sum(-1)
-        least = (self.share * count).ceil().clamp(min=1)
-        likely = (-losses).masked_fill(weights == 0, torch.inf).sort(-1).values
-        chosen = torch.arange(likely.shape[-1]) < least.minimum(count)[..., None]
-        return torch.where(chosen, likely, 0.0).sum(-1) / least
+        count = (signal < torch.inf).sum(-1)
+        return mean_likelihood(signal, (self.share * count).ceil().clamp(min=1)[:, None])
 
 
 # -- Membership inference by the modified prediction entropy of Song and Mittal (USENIX Security 2021) --

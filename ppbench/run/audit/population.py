@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.victims import Candidates
 from ppbench.base.errors import UsageError
+from ppbench.base.machine import check_room
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Data, Plan
@@ -157,6 +158,10 @@ def populate(experiment: Experiment) -> Population:
     half = random_half(2 * code + keep[0].long(), seeds.generator("half")).long()
     rest = torch.ones(len(task.test.x), dtype=torch.bool)
     rest[used] = False
+    if task.predicts_tokens:
+        size = 8.0 * config.references * (len(x) + len(rest)) * task.plan.spec.shape[0] * task.plan.spec.classes
+        right = "use fewer --references or --candidates, or shorter texts"
+        check_room(size, f"The answers of {config.references} reference runs to every token", right)
     auxiliary, others = _auxiliary(task, base, Data(task.test.x[rest], task.test.y[rest]), seeds)
     candidates = Candidates(x, y, keep[0], half, words)
     sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
