@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,10 +131,10 @@ def test_defenses_of_classes_or_of_one_vector_refuse_it(task: Task, defense: str
 
 # -- what a gradient gives away ----------------------------------------------------------------------------------------
 def read(
-    task: Task, count: int, change: Callable[[Params], Params] = dict, noise: Noise | None = None
+    task: Task, count: int, change: Callable[[Params], Params] = dict, noise: Noise | None = None, start: int = 10
 ) -> tuple[Guess, list[float]]:
     """Return the guess of `token_rows` about some letters, and the share of each one's tokens in place."""
-    part, shared = task.dataset.train.take(torch.arange(10, 10 + count)), Shared(task.plan)
+    part, shared = task.dataset.train.take(torch.arange(start, start + count)), Shared(task.plan)
     simulate = shared.at(shared.same(task.params))
     observed = change({name: value.detach() for name, value in simulate(part.x[None], part.y[None]).items()})
     evidence = Evidence(UNIT, observed, simulate, task.params, noise=noise)
@@ -157,6 +158,17 @@ def test_the_head_that_reads_every_token_is_a_group_of_its_own(task: Task) -> No
     assert groups.names[groups.head] == ("head",) and groups.head in groups.looked_at
     plain = linear_groups(make_task(configure(defense="none", dataset="letters", model="gpt")).plan)
     assert plain.head == -1 and plain.names == groups.names[:-1]
+
+
+def test_what_a_trained_model_is_sure_of_leaves_no_gradient_and_is_its_own_answer(task: Task) -> None:
+    """Other letters were memorized; behind the last name of this one the model is sure of the full stop, its end."""
+    x = task.dataset.train.x
+    trained = replace(task, params=memorized(task, x[:160], 60))
+    end = int((x[302] != PADDING).sum()) - 1
+    assert float(task.plan.net(trained.params, x[302:303])[0, end - 1].softmax(-1)[int(x[302, end])]) > 0.98
+    for count in (1, 2):
+        guess, shares = read(trained, count, start=302)
+        assert shares == [1.0] * count and guess.is_exact
 
 
 @pytest.mark.parametrize("part", ["features", "head"])

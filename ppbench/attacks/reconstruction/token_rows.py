@@ -349,6 +349,30 @@ REPLAYED = 1e-6
 thousand times as much."""
 NOISE_LEFT = 1.05
 """Share of the squared noise that may be left beside it: the sum over a network's weights varies by less."""
+LIKELY_ENDS, CERTAIN_TOKENS = 8, 3
+"""Last tokens that are tried of a text, and tokens behind each of which the model is sure, which leave no gradient."""
+SURE_SHARE = 0.5
+"""Probability from which on the model is sure of a token."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An observation, and what texts that are their own targets leave of it."""
+
+    evidence: Evidence
+
+    def __call__(self, texts: Tensor) -> float:
+        """Return the discrepancy of texts [B, L]."""
+        x = texts.double().to(self.evidence.device).unflatten(0, (len(self.evidence.unit), -1))
+        simulated = {n: v.detach() for n, v in self.evidence.simulate(x, x).items() if n in self.evidence.observed}
+        return float(self.evidence.discrepancy(simulated))
+
+    def is_exact(self, left: float) -> bool:
+        """Return whether a discrepancy is rounding, or noise of the known law."""
+        e = self.evidence
+        law = e.noise if e.measure == "squares" and e.weight is None else None
+        noise = 0.0 if law is None else sum(law.of(name) ** 2 * value.numel() for name, value in e.observed.items())
+        return left < REPLAYED * max(float(e.scale()), 1e-300) + NOISE_LEFT * noise
 
 
 def tokens_predicted(observed: Params, words: Tensor) -> Tensor:
@@ -360,43 +384,71 @@ def tokens_predicted(observed: Params, words: Tensor) -> Tensor:
     return words if bias is None else words[bias.detach().cpu()[words] < 0]
 
 
-def with_last_tokens(reader: TextReader, observed: Params, texts: Tensor) -> Tensor:
-    """Return texts [B, L] with the token behind the last one that each has: a target alone, which no layer reads.
+def with_last_tokens(reader: TextReader, observed: Params, texts: Tensor, replay: Replay) -> tuple[Tensor, bool]:
+    """Return texts [B, L] with their ends, and whether they explain the observation.
+
+    The token behind the last that was read is a target alone. Those behind which the model was sure have no gradient:
+    its own are tried. Of several ends the one that explains most.
+    """
+    counts = (texts != PADDING).sum(1)
+    if bool((counts == 0).any()) or bool((counts == texts.shape[1]).any()):
+        return texts, replay.is_exact(replay(texts))
+    likely = likely_ends(reader, observed, texts, counts)
+    best = texts.clone()
+    best[torch.arange(len(texts)), counts] = likely[:, 0]
+    least = replay(best)
+    for row in range(len(texts)):
+        if replay.is_exact(least):
+            break
+        for end in likely[row]:
+            text = texts[row].clone()
+            text[counts[row]] = end
+            for longer in _going_on(reader, text):
+                trial = best.clone()
+                trial[row] = longer
+                if (left := replay(trial)) < least:
+                    best, least = trial, left
+    return best, replay.is_exact(least)
+
+
+def _going_on(reader: TextReader, text: Tensor) -> Iterator[Tensor]:
+    """Yield a text [L], and the same with one more token each time that the network is sure of one."""
+    for length in range(int((text != PADDING).sum()), len(text) + 1)[: 1 + CERTAIN_TOKENS]:
+        yield text
+        if length == len(text):
+            return
+        with torch.no_grad():
+            share, token = reader.plan.net(reader.params, text[None])[0, length - 1].softmax(-1).max(0)
+        if float(share) < SURE_SHARE or int(token) == PADDING:
+            return
+        text = text.clone()
+        text[length] = float(token)
+
+
+def likely_ends(reader: TextReader, observed: Params, texts: Tensor, counts: Tensor) -> Tensor:
+    """Return the likeliest tokens [B, `LIKELY_ENDS`] behind texts [B, L] of `counts` [B] tokens, first the likeliest.
 
     The gradient of all known targets and of the normalizer (logsumexp) behind the last ones, less what was observed, is
-    the weighted sum of the slopes of the last tokens' own logits. Of a text's logits the one whose slope by all weights
-    has the largest product with it is the last token's: of the head's weights no other has any.
+    the weighted sum of the slopes of the last tokens' own logits. Of a text's logits the one whose slope by the weights
+    has the largest product with it is the last token's: of the head's weights, if they are seen, no other has any.
     """
-    plan, counts, rows = reader.plan, (texts != PADDING).sum(1), torch.arange(len(texts))
-    if bool((counts == 0).any()) or bool((counts == texts.shape[1]).any()):
-        return texts
-    like = next(iter(reader.params.values()))
+    plan, rows, head = reader.plan, torch.arange(len(texts)), observed.keys() & {*HEAD_NAMES}
     params = {name: value.double().requires_grad_() for name, value in reader.params.items()}
+    like = next(iter(params.values()))
     x, weights = texts.double().to(like.device), plan.target_weights(counts).to(like.device)
     with torch.enable_grad():
         logits = plan.net(params, x)
         last = logits[rows, counts - 1]
         losses = token_losses(logits, x)[0].sum(1) + last.logsumexp(1)
-        slopes = torch.autograd.grad((weights * losses).sum(), [*params.values()], retain_graph=True)
-        left = [slope - observed[n].double() if n in observed else torch.zeros_like(slope)
-                for n, slope in zip(params, slopes, strict=True)]  # fmt: skip
+        seen = [name for name in params if name in (head or observed)]
+        known = torch.autograd.grad((weights * losses).sum(), [params[name] for name in seen], retain_graph=True)
         shares = torch.zeros_like(last).requires_grad_()  # a derivative by what is linear in them: J v by two passes
-        pulled = torch.autograd.grad((shares * last).sum(), [*params.values()], create_graph=True)
+        pulled = torch.autograd.grad((shares * last).sum(), [params[name] for name in seen], create_graph=True)
+        left = [slope - observed[name].double() for name, slope in zip(seen, known, strict=True)]
         product = torch.stack([(one * other).sum() for one, other in zip(pulled, left, strict=True)]).sum()
         (products,) = torch.autograd.grad(product, shares)
-    completed = texts.clone()
-    completed[rows, counts] = products[:, PADDING + 1 :].argmax(1).float().cpu() + PADDING + 1
-    return completed
-
-
-def _replayed(solved: SolvedLayer, evidence: Evidence, texts: Tensor) -> SolvedLayer:
-    """Return a solved layer that is exact only if texts [B, L], as their own targets, explain all but the noise."""
-    x = texts.double().to(evidence.device).unflatten(0, (len(evidence.unit), -1))
-    simulated = {name: value.detach() for name, value in evidence.simulate(x, x).items() if name in evidence.observed}
-    law = evidence.noise if evidence.measure == "squares" and evidence.weight is None else None
-    noise = 0.0 if law is None else sum(law.of(name) ** 2 * value.numel() for name, value in simulated.items())
-    left, scale = float(evidence.discrepancy(simulated)), max(float(evidence.scale()), 1e-300)
-    return replace(solved, exact=left < REPLAYED * scale + NOISE_LEFT * noise)
+    count = min(LIKELY_ENDS, products.shape[1] - PADDING - 1)
+    return products[:, PADDING + 1 :].topk(count).indices.float().cpu() + PADDING + 1
 
 
 @dataclass(frozen=True)
@@ -454,8 +506,8 @@ class TokenRows(Attack):
         limit = READ_DISTANCE if text_filter is None else text_filter.space.limit
         solved = _solved(reader, near, texts_read, count, limit)
         if plan.next_token:
-            texts = with_last_tokens(reader, observed, texts)
-            solved = _replayed(solved, evidence, texts)
+            texts, explained = with_last_tokens(reader, observed, texts, Replay(evidence))
+            solved = replace(solved, exact=explained)
         confidence = solved.residual if len(texts_read) >= count and near.space.free > LEAST_FREE else 1.0
         return Guess(x=texts, y=labels, confidence=confidence, evaluations=1, layers=(solved,))
 
