@@ -38,6 +38,7 @@ from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.task import Task, make_task
 from ppbench.run.train import at_chance, constant_answer, next_tokens
+from ppbench.verification.recheck import full_findings
 
 UNIT = (Slot(0, 0),)
 
@@ -87,6 +88,12 @@ def test_vectors_at_embeddings_are_their_tokens_as_targets_too(task: Task) -> No
     between = vectors.roll(1, 1).lerp(vectors, 0.5).requires_grad_()
     (slope,) = torch.autograd.grad(plan.nearness(params, between)[..., 5].sum(), between)
     assert slope.abs().max() > 1e-3, "a search can move a target"
+
+
+def test_texts_get_a_decoder_where_next_tokens_are_predicted() -> None:
+    assert configure(defense="none", dataset="letters", loss="next_token").model == "gpt"
+    assert configure(defense="none", dataset="letters").model == "transformer"
+    assert configure(defense="none", dataset="letters", loss="next_token", model="hf").model == "hf"
 
 
 @pytest.mark.parametrize(
@@ -234,6 +241,7 @@ def test_an_evaluation_says_what_its_accuracy_is_a_share_of(tmp_path: Any) -> No
     assert undefended.utility.tokens and (undefended.utility.accuracy or 0) > undefended.utility.floor > 0.05
     assert undefended.config.model.loss == "next_token" and undefended.config.model.options["every_token"] is True
     assert "of next tokens" in (tmp_path / "out" / "leaderboard.html").read_text()
+    assert not full_findings(tmp_path / "out").problems, "what `ppbench verify` makes again is the same"
 
 
 # -- members -----------------------------------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ QUICK_BUDGETS: dict[str, Scalar] = {
 """Smaller budgets of `--attack quick`. Those of `adaptive_spn` give batches of 8 digits of three seeds the levels of
 whole ones (400 and 2500); that of `adaptive_server` (1800 otherwise) left the verdicts on SPN at seed 0 as they were.
 """
-TEXT_NETWORK = "transformer"
-"""The network that data sets of texts name."""
+TEXT_NETWORK, DECODER = "transformer", "gpt"
+"""The network that data sets of texts name, and the one that they get where next tokens are predicted."""
 TEXT_BUDGETS: dict[str, Scalar] = {
     **{f"{attack}.inversion_budget": 30 for attack in ("adaptive_spn", "feature_inversion")},
     **{f"{attack}.joint_budget": 60 for attack in ("adaptive_spn", "feature_inversion")},
@@ -152,7 +152,8 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     if "dataset" in fields:
         fields["dataset"] = _placed(fields["dataset"])
     if usual and "model" not in options and ":" not in str(base.get("model")):  # an app brings its own
-        fields |= {"model": usual, "model_options": options.get("model_options") or {}}
+        predicts = usual == TEXT_NETWORK and fields.get("loss") == "next_token"
+        fields |= {"model": DECODER if predicts else usual, "model_options": options.get("model_options") or {}}
     try:
         config = EvaluateConfig(**fields)
     except ValidationError as error:

@@ -81,6 +81,7 @@ class Dataset:
         columns: the encoding of table rows; None if unknown.
         vocabulary: of texts; None of other inputs.
         notes: lines for the user on how it was read: the columns and classes, and what was ignored.
+        made_of: digest of the data set that it was made of by `predicting_tokens`, which is its own; else "".
     """
 
     name: str
@@ -94,6 +95,7 @@ class Dataset:
     columns: Columns | None = None
     vocabulary: Vocabulary | None = None
     notes: tuple[str, ...] = ()
+    made_of: str = ""
 
     def __post_init__(self) -> None:
         if self.kind and self.modality.masked != (self.task == "segmentation"):
@@ -125,8 +127,11 @@ class Dataset:
         return "" if self.modality is modality_from(self.shape, self.task) else self.kind
 
     def sha256(self) -> str:
-        """Return the SHA-256, in hex, of all four tensors, and domains: bytes (little-endian), dtypes and shapes."""
-        return self._digest
+        """Return the SHA-256, in hex, of all four tensors, and domains: bytes (little-endian), dtypes and shapes.
+
+        What is predicted of the same data does not change it.
+        """
+        return self.made_of or self._digest
 
     @cached_property
     def _digest(self) -> str:
@@ -146,7 +151,9 @@ def predicting_tokens(dataset: Dataset) -> Dataset:
         raise UsageError(f"{words}; use another --loss, or texts, as letters.")
     count = len(dataset.vocabulary)
     parts = [Split(part.x, part.x, count, part.domain) for part in (dataset.train, dataset.test)]
-    return replace(dataset, train=parts[0], test=parts[1], classes=count, task="next_token")
+    train, test = parts
+    made = replace(dataset, train=train, test=test, classes=count, task="next_token")
+    return replace(made, made_of=dataset.sha256())
 
 
 def usual_network(name: str) -> Callable[[Loader], Loader]:
