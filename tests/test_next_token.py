@@ -194,6 +194,11 @@ def test_noise_says_nothing_and_a_wrong_token_is_not_called_exact(task: Task) ->
                          small)  # fmt: skip
     assert guess.is_exact and shares == [1.0], "what is left is the noise of its law"
 
+    for std in (0.01, 0.1):
+        noisy = {n: std * torch.randn(v.shape, generator=draws) for n, v in task.params.items()}
+        guess, _ = read(task, 1, lambda g, e=noisy: {n: v + e[n] for n, v in g.items()}, Noise("gaussian", std))
+        assert not guess.is_exact, "noise of its law is left of any text"
+
     def swapped(gradient: Params) -> Params:
         return {**gradient, "head.weight": gradient["head.weight"].roll(1, 0)}
 

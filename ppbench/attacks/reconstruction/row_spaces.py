@@ -308,7 +308,7 @@ def row_space(gradients: Sequence[Tensor], noise: float) -> RowSpace:
     floor = max(ROUNDED_SIZE * float(sizes[0]), level * (math.sqrt(len(matrix)) + math.sqrt(matrix.shape[1])))
     weights = sizes**2 / (sizes**2 + floor**2)
     seen = sizes[weights > 0.5]
-    condition = float(sizes[0] / seen[-1]) if len(seen) else math.inf
+    condition = float(sizes[0] / seen[-1]) if len(seen) else 1 / ROUNDED_SIZE
     whole = 0 < len(seen) < len(sizes) and float(seen[-1]) > 5 * floor and float(sizes[len(seen)]) < 0.2 * floor
     return RowSpace(rows.float(), weights.float(), condition, floor, whole)
 

@@ -344,11 +344,10 @@ def _with(text: Tensor, tokens: Mapping[int, int]) -> Tensor:
 
 # -- Texts that are their own targets: the token that no layer reads --
 
-REPLAYED = 1e-6
-"""Relative squared mismatch up to which texts explain a gradient when it is computed of them: a wrong token leaves a
-thousand times as much."""
-NOISE_LEFT = 1.05
-"""Share of the squared noise that may be left beside it: the sum over a network's weights varies by less."""
+REPLAYED, MOST_UNSURE = 1e-6, 1e-4
+"""Relative squared mismatch of texts that explain a gradient, and what noise may add: a wrong token leaves 1e-3."""
+NOISE_SPREAD = 0.05
+"""Share of the squared noise by which its sum over a network's weights is taken to vary: it varies by less."""
 LIKELY_ENDS, CERTAIN_TOKENS = 8, 3
 """Last tokens that are tried of a text, and tokens behind each of which the model is sure, which leave no gradient."""
 SURE_SHARE = 0.5
@@ -368,11 +367,12 @@ class Replay:
         return float(self.evidence.discrepancy(simulated))
 
     def is_exact(self, left: float) -> bool:
-        """Return whether a discrepancy is rounding, or noise of the known law."""
-        e = self.evidence
+        """Return whether a discrepancy is rounding, or noise of the known law in which no wrong token is lost."""
+        e, scale = self.evidence, max(float(self.evidence.scale()), 1e-300)
         law = e.noise if e.measure == "squares" and e.weight is None else None
         noise = 0.0 if law is None else sum(law.of(name) ** 2 * value.numel() for name, value in e.observed.items())
-        return left < REPLAYED * max(float(e.scale()), 1e-300) + NOISE_LEFT * noise
+        spread = NOISE_SPREAD * noise
+        return spread < MOST_UNSURE * scale and left < REPLAYED * scale + noise + spread
 
 
 def tokens_predicted(observed: Params, words: Tensor) -> Tensor:
@@ -384,11 +384,13 @@ def tokens_predicted(observed: Params, words: Tensor) -> Tensor:
     return words if bias is None else words[bias.detach().cpu()[words] < 0]
 
 
-def with_last_tokens(reader: TextReader, observed: Params, texts: Tensor, replay: Replay) -> tuple[Tensor, bool]:
+def with_last_tokens(
+    reader: TextReader, observed: Params, texts: Tensor, replay: Replay, tries: bool
+) -> tuple[Tensor, bool]:
     """Return texts [B, L] with their ends, and whether they explain the observation.
 
     The token behind the last that was read is a target alone. Those behind which the model was sure have no gradient:
-    its own are tried. Of several ends the one that explains most.
+    its own are tried. Of several ends the one that explains most; without `tries` the likeliest.
     """
     counts = (texts != PADDING).sum(1)
     if bool((counts == 0).any()) or bool((counts == texts.shape[1]).any()):
@@ -397,7 +399,7 @@ def with_last_tokens(reader: TextReader, observed: Params, texts: Tensor, replay
     best = texts.clone()
     best[torch.arange(len(texts)), counts] = likely[:, 0]
     least = replay(best)
-    for row in range(len(texts)):
+    for row in range(len(texts) if tries else 0):
         if replay.is_exact(least):
             break
         for end in likely[row]:
@@ -506,7 +508,8 @@ class TokenRows(Attack):
         limit = READ_DISTANCE if text_filter is None else text_filter.space.limit
         solved = _solved(reader, near, texts_read, count, limit)
         if plan.next_token:
-            texts, explained = with_last_tokens(reader, observed, texts, Replay(evidence))
+            is_read = count <= self.largest_batch and solved.residual < FAR_BEHIND
+            texts, explained = with_last_tokens(reader, observed, texts, Replay(evidence), tries=is_read)
             solved = replace(solved, exact=explained)
         confidence = solved.residual if len(texts_read) >= count and near.space.free > LEAST_FREE else 1.0
         return Guess(x=texts, y=labels, confidence=confidence, evaluations=1, layers=(solved,))
