@@ -23,7 +23,7 @@ from ppbench.run.train import (
     MIN_EVALUATIONS,
     at_chance,
     attempt_number,
-    commonest_count,
+    constant_answer,
     ends_above_chance,
     task_of_attempt,
     train,
@@ -47,8 +47,8 @@ def utility(curve, n=100):
 def test_only_what_never_rose_above_the_commonest_class_is_at_chance():
     task = experiment().task
     n = len(task.test.x)
-    top = clopper_pearson(commonest_count(task), n).high
-    assert commonest_count(task) / n > 0.1, "digits' classes are not of one size"
+    top = clopper_pearson(*constant_answer(task)).high
+    assert constant_answer(task)[0] / n > 0.1, "digits' classes are not of one size"
     assert at_chance(utility([top] * MIN_EVALUATIONS), task)
     assert not at_chance(utility([top, top + 1 / n, top]), task), "it had learnt before it fell"
     assert not at_chance(utility([top] * (MIN_EVALUATIONS - 1)), task), "too short to tell"
@@ -119,15 +119,17 @@ def test_a_constant_answer_of_the_commonest_class_is_at_chance_whatever_one_over
     """MNIST: 11.35 % of the test part are ones."""
     others = torch.tensor([0, 2, 3, 4, 5, 6, 7, 8, 9])[torch.arange(8865) % 9]
     labels = torch.eye(10)[torch.cat([torch.ones(1135).long(), others])]
-    task = SimpleNamespace(test=Data(torch.zeros(10_000, 1), labels), classified=True, segmented=False)
-    assert commonest_count(task) == 1135
+    task = SimpleNamespace(
+        test=Data(torch.zeros(10_000, 1), labels), classified=True, segmented=False, predicts_tokens=False
+    )
+    assert constant_answer(task) == (1135, 10_000)
     assert at_chance(utility([0.1135] * MIN_EVALUATIONS, n=10_000), task)
     assert not at_chance(utility([0.13] * MIN_EVALUATIONS, n=10_000), task)
 
 
 def test_jumping_weights_replace_no_training_unless_they_end_above_chance(tmp_path, monkeypatch):
     one, task = experiment(lr=1e6), experiment().task
-    top = clopper_pearson(commonest_count(task), len(task.test.x)).high
+    top = clopper_pearson(*constant_answer(task)).high
     jumped = utility([0.1, top + 0.1, 0.1, 0.1])
     assert not at_chance(jumped, task) and not ends_above_chance(jumped, task)
     first = utility([0.1] * MIN_EVALUATIONS)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from users_texts import classifier_of_transformers
+from users_texts import classifier_of_transformers, decoder_of_transformers
 
+import ppbench
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.row_spaces import TextReader, linear_groups
 from ppbench.attacks.reconstruction.token_rows import TokenRows
@@ -180,3 +181,28 @@ def test_a_users_classifier_of_transformers_is_taken_unchanged_and_read():
     right = module(x.long(), attention_mask=(x != PADDING).long()).logits
     torch.testing.assert_close(plan.net(params, x), right, atol=1e-5, rtol=1e-4)
     assert read(plan, VOCABULARY, x[:1], y[:1])[1] == [1.0]
+
+
+def test_a_decoder_of_the_library_gives_its_texts_away_though_its_head_is_its_embedding():
+    torch.manual_seed(0)
+    module, ids = decoder_of_transformers(), torch.randint(2, 40, (2, LENGTH))
+    ids[1, 9:] = 0
+    module(input_ids=ids, attention_mask=(ids != 0).long(), labels=ids.masked_fill(ids == 0, -100)).loss.backward()
+    gradient = {name: value.grad for name, value in module.named_parameters()}
+    found = ppbench.invert(module, gradient, (LENGTH,), loss="next_token", batch=2, planted=False)
+    assert found.attack == "token_rows" and found.accuracy(ids) == [1.0, 1.0] and found.mismatch < 1e-9
+
+
+@pytest.mark.parametrize("folder", ["bert", "gpt2"], indirect=True)
+def test_a_saved_decoder_answers_every_token_and_an_encoder_is_refused(folder, request):
+    if "bert" in folder.name:
+        with pytest.raises(UsageError, match="its tokens see those behind them, so none can be predicted"):
+            plan_of(folder, classes=WORDS, every_token=True).net  # noqa: B018
+        return
+    plan = plan_of(folder, classes=WORDS, every_token=True)
+    params = initial(plan.spec, 0)
+    assert torch.equal(params["head.weight"], params[plan.net.embedding]) and not params["head.bias"].any()
+    x = torch.randint(2, WORDS, (2, LENGTH)).float()
+    other = x.clone()
+    other[:, 6:] = 5.0
+    assert torch.allclose(plan.net(params, x)[:, :6], plan.net(params, other)[:, :6], atol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import users_texts
@@ -148,6 +150,50 @@ def test_what_is_no_text_has_no_texts_and_words_must_fit(data: Dataset) -> None:
         result.accuracy(torch.zeros(1, 24))
 
 
+def next_token_gradient(module: nn.Module, ids: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of the mean over a batch's tokens, as trainers of decoders take it."""
+    logits = module(ids)
+    logits = getattr(logits, "logits", logits)
+    cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), ignore_index=0).backward()
+    return {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_decoder_gives_its_texts_away_to_the_last_token(count: int, tied: bool) -> None:
+    torch.manual_seed(0)
+    module, ids = users_texts.Decoder(60, tied), torch.randint(2, 60, (count, 12))
+    ids[-1, 9:] = 0  # texts of other lengths weigh otherwise
+    found = ppbench.invert(module, next_token_gradient(module, ids), (12,), loss="next_token", batch=count)
+    assert found.attack == "token_rows" and found.accuracy(ids) == [1.0] * count and found.y is None
+    assert found.mismatch is not None and found.mismatch < 1e-9 and sorted(found.x.tolist()) == sorted(ids.tolist())
+    assert found.solved_mismatch is not None and found.solved_mismatch < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("module", "about", "words"),
+    [
+        (users_texts.Decoder(60), {"labels": [1]}, "texts are their own targets; leave out labels="),
+        (users_texts.Decoder(60), {"loss": "cross_entropy"}, "answers every token of a text, which `ppbench.invert`"),
+        (users_texts.Encoder(4), {}, "under loss='next_token' it must answer every token of a text"),
+        (users_texts.Decoder(60), {"label_smoothing": 0.1}, "label_smoothing and class_weights are of cross-entropy"),
+    ],
+)
+def test_what_is_no_decoder_or_has_labels_is_refused(module: nn.Module, about: dict[str, Any], words: str) -> None:
+    gradient = {name: torch.ones_like(value) for name, value in module.named_parameters()}
+    with pytest.raises(UsageError, match=words):
+        ppbench.invert(module, gradient, (12,), **{"loss": "next_token", **about})
+
+
+def test_an_evaluation_takes_a_decoder_by_its_address_but_no_tied_one() -> None:
+    about = dict(defense="none", dataset="letters", model="users_texts:Decoder", loss="next_token")
+    task = make_task(configure(**about))
+    assert task.plan.net.every_token and "head.weight" in task.plan.net.names
+    assert task.plan.net(task.params, task.test.x[:2]).shape == (2, 24, task.plan.spec.classes)
+    with pytest.raises(UsageError, match="uses one parameter under two names; give each layer its own"):
+        make_task(configure(**about, model_options={"tied": True}))
+
+
 # -- a federation in plain PyTorch ------------------------------------------------------------------------------------
 def test_federate_trains_a_network_of_texts_and_its_server_reads_them(data: Dataset) -> None:
     torch.manual_seed(0)
@@ -171,5 +217,7 @@ def test_federate_refuses_token_numbers_beyond_the_embedding_and_of_networks_of_
     none = ppbench.load_defense("none")
     with pytest.raises(UsageError, match=r"outside of data_range=\(0, 99\)"):
         ppbench.federate(none, users_texts.Encoder(4, 100), [(ids, labels)])
+    with pytest.raises(UsageError, match="answers every token of a text"):
+        ppbench.federate(none, users_texts.Decoder(60), [(ids.clamp(max=59), labels)])
     with pytest.raises(UsageError, match="give finite floats"):
         ppbench.federate(none, nn.Sequential(nn.Linear(24, 8), nn.Sigmoid(), nn.Linear(8, 4)), [(ids, labels)])

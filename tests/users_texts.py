@@ -36,6 +36,35 @@ class Masked(Encoder):
         return SimpleNamespace(loss=None, logits=self.out((self.block(x) * share[..., None]).sum(1)))
 
 
+class Decoder(nn.Module):
+    """It predicts each next token, by weights of its own or, tied, by its embedding."""
+
+    def __init__(self, num_classes: int = 60, tied: bool = False) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(num_classes, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.block = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(WIDTH, num_classes, bias=False)
+        if tied:
+            self.out.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        later = -1e9 * torch.ones(length, length, device=ids.device).triu(1)
+        x = self.tokens(ids) + self.places(torch.arange(length, device=ids.device))
+        return self.out(self.block(x, src_mask=later.to(x.dtype)))  # type: ignore[no-any-return]
+
+
+def decoder_of_transformers(vocab_size: int = 40) -> nn.Module:
+    """A GPT-2 that predicts tokens, of random weights, tied as it is by default."""
+    from ppbench.base.vision import torchvision
+
+    torchvision()
+    from transformers import GPT2Config, GPT2LMHeadModel  # type: ignore[import-not-found,unused-ignore]
+
+    sizes = {"n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 16, "initializer_range": 0.2}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, **sizes)).eval()  # type: ignore[no-any-return,unused-ignore]
+
+
 def classifier_of_transformers(num_labels: int = 3, vocab_size: int = 40) -> nn.Module:
     """A BERT for classification of random weights, as `transformers` makes it."""
     from ppbench.base.vision import torchvision

@@ -176,6 +176,7 @@ class Attack:
             mail of all rounds of training) or "clients" (canary clients); "" for nothing.
         reads_alone: whether it uses only its own evidence; if there is none, the cell reports it.
         reads_tokens: whether it answers a text by token numbers; others search vectors (`adversary.token_vectors`).
+        next_token: whether it works where texts are their own targets (`Plan.next_token`): it needs no classes.
         replays: whether its evidence is what the server's own code makes of the mail (`adversary.replay`); its cells
             then report a defense whose account of itself differs.
         reference: its publication or origin.
@@ -203,6 +204,7 @@ class Attack:
     reads_alone: ClassVar[bool] = False
     replays: ClassVar[bool] = False
     reads_tokens: ClassVar[bool] = False
+    next_token: ClassVar[bool] = False
     reference: ClassVar[Annotated[str, Field(max_length=2000)]] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -211,7 +213,7 @@ class Attack:
         if "run" in vars(cls):
             cls.run = computing()(run_on_vectors(cls.run))  # type: ignore[method-assign]
         if "suits" in vars(cls):
-            cls.suits = suits_vectors(cls.suits)  # type: ignore[assignment,method-assign]
+            cls.suits = suits_vectors(cls.suits)  # type: ignore[method-assign]
 
     def check(self) -> None:
         """Raise UsageError, one sentence, for parameters that the attack cannot work with; called before anything runs.
@@ -245,8 +247,12 @@ class Attack:
         """Return the settings to try on tuning victims, each with the attack's budget. Default: this one alone."""
         return (self,)
 
+    @suits_vectors
     def suits(self, plan: Plan) -> bool:
-        """Return whether the attack works under `plan`. Default: if targets are classes, or it attacks a model."""
+        """Return whether the attack works under `plan`. Default: if targets are classes, or it attacks a model.
+
+        Where texts are their own targets the answer is no without `next_token`, whatever a subclass says.
+        """
         return plan.spec.classes > 1 or load_plugin("questions", self.kind).source == "model"
 
     def lacks_rounds(self, rounds: int) -> str:

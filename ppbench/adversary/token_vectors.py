@@ -26,6 +26,7 @@ class _Searching(Protocol):
     """An attack (`adversary.attack`), as far as it matters here."""
 
     kind: str
+    next_token: bool
     reads_tokens: bool
     adaptive: bool
 
@@ -46,20 +47,30 @@ def _searched(attack: _Searching, plan: Plan) -> bool:
 
 
 def suits_vectors(suits: Callable[[Any, Plan], bool]) -> Callable[[Any, Plan], bool]:
-    """Return an attack's `suits` on the plan of vectors where the attack searches texts."""
+    """Return an attack's `suits`: on the plan of vectors where it searches texts, and no where it lacks classes."""
 
     @wraps(suits)
     def suits_plan(attack: _Searching, plan: Plan) -> bool:
+        if plan.next_token and not attack.next_token:
+            return False
         return suits(attack, plan.of_vectors() if _searched(attack, plan) else plan)
 
     return suits_plan
 
 
 def run_on_vectors(run: RunFunction) -> RunFunction:
-    """Return an attack's `run` that searches vectors where inputs are texts, and answers by token numbers."""
+    """Return an attack's `run` that searches vectors where inputs are texts, and answers by token numbers.
+
+    Texts that are their own targets have no labels.
+    """
 
     @wraps(run)
     def on_vectors(attack: _Searching, view: View, challenges: Sequence[Any], generator: torch.Generator) -> list[Any]:
+        if view.plan.next_token:
+            return [replace(guess, y=None) for guess in answered(attack, view, challenges, generator)]
+        return answered(attack, view, challenges, generator)
+
+    def answered(attack: _Searching, view: View, challenges: Sequence[Any], generator: torch.Generator) -> list[Any]:
         if not _searched(attack, view.plan):
             return run(attack, view, challenges, generator)
         exact = _read(attack, view, challenges) if attack.adaptive else {}

@@ -43,6 +43,7 @@ class NearestReconstruction(Attack):
     """The owner of an image is the client whose reconstruction lies nearest to it."""
 
     name: ClassVar[str] = "tracing"
+    next_token: ClassVar[bool] = True
     kind: ClassVar[Kind] = "tracing"
     reference: ClassVar[str] = "Fan et al., Rethinking Privacy Preserving Deep Learning, 2020, Algorithm 6"
 
@@ -85,6 +86,7 @@ class TracingCosine(Attack):
     """The owner of a record is the client that it fits best by the statistic of `mia_update_cosine`."""
 
     name: ClassVar[str] = "tracing_cosine"
+    next_token: ClassVar[bool] = True
     kind: ClassVar[Kind] = "tracing"
     threats: ClassVar[tuple[str, ...]] = ("server/1",)
     standard: ClassVar[bool] = False

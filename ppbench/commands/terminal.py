@@ -135,7 +135,7 @@ def _setting(v: Setting, single: bool) -> str:
 def _accuracy(v: Setting) -> str:
     if v.accuracy is None:
         return "-" if v.mse is None else f"MSE {v.mse:.3g}"
-    return f"{v.accuracy:.1%}" + ("" if v.loss is None else f" ({round(v.loss, 1) + 0.0:+.1f})")
+    return f"{v.accuracy:.1%}{v.counted}" + ("" if v.loss is None else f" ({round(v.loss, 1) + 0.0:+.1f})")
 
 
 def _leaked(v: Setting) -> str:
@@ -316,7 +316,7 @@ def _utility_name(rows: Sequence[SettingRow]) -> str:
 
 def _utility(row: SettingRow) -> str:
     if row.utility.accuracy is not None:
-        return f"{row.utility.accuracy:.1%}{' (collapsed)' if row.utility.is_collapsed else ''}"
+        return f"{row.utility.accuracy:.1%}{row.utility.counted}{' (collapsed)' if row.utility.is_collapsed else ''}"
     return row.status if row.utility.mse is None else f"{row.utility.mse:.3g}"
 
 

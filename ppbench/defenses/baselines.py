@@ -64,7 +64,7 @@ class Central(Defense):
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
         """Return the server's state after training on the pool (ProtocolError: an upload has no such examples)."""
-        shapes = ctx.plan.spec.shape, (ctx.plan.spec.classes,)
+        shapes = ctx.plan.spec.shape, ctx.plan.target_shape
         for client, upload in uploads.items():
             if not isinstance(upload, Examples) or (upload.x.shape[1:], upload.y.shape[1:]) != shapes:
                 raise ProtocolError(f"Client {client} sent no examples of shapes {shapes[0]} and {shapes[1]}.")

@@ -49,10 +49,10 @@ class Soteria(Defense):
     epsilon_reason: ClassVar[str] = "which columns are left out depends on the data, and the others are not changed"
 
     def check(self, plan: Plan) -> None:
-        """As the base class; also refuse networks whose head is frozen, or reads maps."""
+        """As the base class; also refuse networks whose head is frozen, or reads maps or every token."""
         super().check(plan)
-        fits = HEAD_NAMES[0] in plan.net.names and not plan.net.pixelwise
-        self.require(fits, "rate", "used with a network whose last layer is linear, and trained")
+        fits = HEAD_NAMES[0] in plan.net.names and not plan.net.pixelwise and not plan.next_token
+        self.require(fits, "rate", "used with a network whose last layer is linear, trained, and reads one vector")
 
     def copies(self, plan: Plan, clients: int, examples: int) -> int:
         """As the base class, and the derivatives of the features that are computed at once, in models of their size."""
@@ -127,7 +127,8 @@ class Mixup(Defense):
     def check(self, plan: Plan) -> None:
         """As the base class; also refuse targets that are no classes."""
         super().check(plan)
-        self.require(plan.spec.classes > 1 and not plan.net.pixelwise, "alpha", "used where targets are classes")
+        classes = plan.spec.classes > 1 and not plan.net.pixelwise and not plan.next_token
+        self.require(classes, "alpha", "used where targets are classes")
 
     def copies(self, plan: Plan, clients: int, examples: int) -> int:
         """As the base class, and the examples that are kept, in models of their size."""
@@ -187,9 +188,10 @@ class Precode(Defense):
     epsilon_reason: ClassVar[str] = "the network before the bottleneck computes without noise"
 
     def check(self, plan: Plan) -> None:
-        """As the base class; also refuse networks whose head reads maps."""
+        """As the base class; also refuse networks whose head reads maps or every token."""
         super().check(plan)
-        self.require(not plan.net.pixelwise, "size", "used with a network whose last layer is linear")
+        fits = not plan.net.pixelwise and not plan.next_token
+        self.require(fits, "size", "used with a network whose last layer is linear and reads one vector")
 
     def copies(self, plan: Plan, clients: int, examples: int) -> int:
         """As the base class, of the model with the bottleneck."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -32,6 +33,7 @@ class Classifier(nn.Module):
     sizes; most is None for no limit. written: names of the buffers that a pass writes into; a pass gets copies of them.
     single: whether it computes only in float32, for instance because its forward pass casts. embedding: of a network of
     texts, the name of its table [V, D]: it takes token numbers [B, L], or vectors [B, L, D] in their place.
+    every_token: whether it answers each token by logits of the next one, [B, L, V]; none may see those behind it.
     from_file: whether trained weights, too, start as a file has them; records then state the digest of all.
     """
 
@@ -41,6 +43,7 @@ class Classifier(nn.Module):
     written: frozenset[str] = frozenset()
     single: bool = False
     embedding: str = ""
+    every_token: bool = False
     from_file: bool = False
 
     def __init__(self, features: nn.Module, head: nn.Linear | nn.Conv2d) -> None:
@@ -194,9 +197,12 @@ def names_of_parts(answer: Any) -> list[str]:
 def split_at_head(module: nn.Module, x: Tensor, classes: int) -> UserNetwork:
     """Return a module split at the linear layer that gives its logits of x [B, *shape] (Unfit: there is none)."""
     logits, head_name = head_of(module, x)
-    if not isinstance(logits, Tensor) or logits.shape != (len(x), classes):
+    every = answers_tokens(logits, x)
+    if not isinstance(logits, Tensor) or logits.shape != (*x.shape[: 1 + every], classes):
         answer = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise Unfit(f"it answers {batch_words(x)} by {answer}; it must answer by logits [{len(x)}, {classes}]")
+    if every and head_name is None:
+        return without_head(module, x, classes)
     if head_name is None:
         right = "let it end in one, outside autocast (a log_softmax may follow)"
         raise Unfit(f"its logits are not the output of an nn.Linear in float32; {right}")
@@ -207,9 +213,33 @@ def split_at_head(module: nn.Module, x: Tensor, classes: int) -> UserNetwork:
         setattr(module.get_submodule(parent), last, _Tap())
     classifier = UserNetwork(module if head_name else _Tap(), head, head_name)
     features, _ = modes.run_module(classifier.features, x)
-    if features.dim() != 2 or not _same(modes.run_module(classifier.head, features)[0], logits):
+    classifier.every_token = every
+    if features.dim() != 2 + every or not _same(modes.run_module(classifier.head, features)[0], logits):
         raise Unfit(f"its last linear layer, {head_name}, is used elsewhere too; let nothing else depend on it")
     return with_facts(classifier, facts)
+
+
+def answers_tokens(logits: Any, x: Tensor) -> bool:
+    """Return whether logits [B, L, V] are an answer to each token of texts x [B, L]."""
+    return isinstance(logits, Tensor) and x.dim() == 2 and logits.dim() == 3 and logits.shape[:2] == x.shape
+
+
+class Unchanged(nn.Linear):
+    """The head of a network that answers every token without one, as its embedding is the head: it changes nothing.
+
+    It has no weights: an identity of 50,257 tokens would take 10 GB.
+    """
+
+    def __init__(self, classes: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's, of a tensor without elements
+            super().__init__(0, classes, bias=False)
+        self.in_features = classes
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
 
 
 def without_head(module: nn.Module, x: Tensor, classes: int, any_output: bool = False) -> UserNetwork:
@@ -218,11 +248,17 @@ def without_head(module: nn.Module, x: Tensor, classes: int, any_output: bool = 
     any_output: whether the loss may take probabilities.
     """
     answers = modes.run_module(module, x)[0].float()
-    if not any_output and bool((answers >= 0).all()) and torch.allclose(answers.sum(1), torch.ones(len(x)), atol=1e-4):
+    ones = torch.ones(answers.shape[:-1])
+    if not any_output and bool((answers >= 0).all()) and torch.allclose(answers.sum(-1), ones, atol=1e-4):
         raise Unfit("it answers by probabilities; let it answer by logits, or their log_softmax")
-    head = nn.Linear(classes, classes, bias=False).requires_grad_(False)
-    head.weight.copy_(torch.eye(classes))
-    return with_facts(UserNetwork(module, head, None), observed_facts(module, x))
+    if every := answers_tokens(answers, x):
+        head: nn.Linear = Unchanged(classes)
+    else:
+        head = nn.Linear(classes, classes, bias=False).requires_grad_(False)
+        head.weight.copy_(torch.eye(classes))
+    classifier = with_facts(UserNetwork(module, head, None), observed_facts(module, x))
+    classifier.every_token = every
+    return classifier
 
 
 def head_of(module: nn.Module, x: Tensor) -> tuple[Any, str | None]:
@@ -337,5 +373,5 @@ def with_facts(classifier: AnyClassifier, facts: ModuleFacts, prefix: str = "fea
 def _same(out: Tensor, logits: Tensor) -> bool:
     """Return whether `out`, or its log_softmax, equals the logits: cross-entropy is the same for both."""
     return (out.shape, out.dtype) == (logits.shape, logits.dtype) and any(
-        torch.allclose(one, logits, rtol=1e-4, atol=1e-5) for one in (out, out.log_softmax(1))
+        torch.allclose(one, logits, rtol=1e-4, atol=1e-5) for one in (out, out.log_softmax(-1))
     )

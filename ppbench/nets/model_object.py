@@ -47,13 +47,14 @@ def held_network(
     any_output: bool = False,
     tracked: bool = False,
     texts: bool = False,
+    every_token: bool = False,
 ) -> HeldNetwork:
     """Return a copy of a user's network, float32 and on the CPU, for inputs of `shape` (without a batch).
 
     data_range: least and greatest value of an input. when: for errors, when to switch to eval mode. output: the part of
     its answer that the loss takes; None if that is the answer. any_output: whether one output, and probabilities, do.
     tracked: whether running statistics of batch norms in training mode are entries of its weights. texts: whether
-    inputs may be token numbers [L] for an embedding of it, or vectors in their place.
+    inputs may be token numbers [L] for an embedding of it, or vectors. every_token: whether it answers each of them.
     UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or `nets.user_model` refuses it.
     """
     module = _with_weights(module)
@@ -64,7 +65,7 @@ def held_network(
             flat = any_output and _is_flat(copy, x, output)
             copy = copy if output is None and not flat else with_output(copy, output, flat)
             answer = modes.run_module(copy, x)[0]
-            classifier = user_model.as_classifier(name, copy, x, when, any_output)
+            classifier = _checked(user_model.as_classifier(name, copy, x, when, any_output), every_token)
         except Unfit as cause:
             raise UsageError(f"Model {name!r} cannot be used for inputs {shape}: {cause}.") from cause
         except Exception as cause:  # whatever somebody's forward pass raises
@@ -77,6 +78,15 @@ def held_network(
     names = _names_of(module, classifier, net)
     sums = answer.float().exp().sum(-1) if isinstance(answer, Tensor) and spec.classes > 1 else torch.zeros(1)
     return HeldNetwork(spec, names, torch.allclose(sums, torch.ones_like(sums), atol=1e-4), flat)
+
+
+def _checked(classifier: Classifier, every_token: bool) -> Classifier:
+    """Return a classifier that answers every token of a text, or a text as a whole (Unfit: it does the other)."""
+    if classifier.every_token and not every_token:
+        raise Unfit("it answers every token of a text, which `ppbench.invert` takes under loss='next_token'")
+    if every_token and not classifier.every_token:
+        raise Unfit("under loss='next_token' it must answer every token of a text, by logits [B, L, V]")
+    return classifier
 
 
 def _names_of(module: nn.Module, classifier: Classifier, net: Net) -> dict[str, str]:

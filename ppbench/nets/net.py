@@ -19,6 +19,7 @@ from ppbench.base.machine import check_room
 from ppbench.base.registry import ADDRESSED, find, load_plugin
 from ppbench.base.tensor_files import digest_of
 from ppbench.base.tree import Params
+from ppbench.base.vocabulary import PADDING
 from ppbench.nets import user_model
 from ppbench.nets.classifier import Classifier as Classifier
 from ppbench.nets.classifier import UserNetwork
@@ -26,7 +27,7 @@ from ppbench.nets.modes import STATISTICS, recorded, tracked_norms, using_statis
 
 # -- Per-example losses with soft targets. One object for client and attacker: two losses would silently differ --
 
-LossName = Literal["cross_entropy", "squared", "bce"]
+LossName = Literal["cross_entropy", "squared", "bce", "next_token"]
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -44,10 +45,38 @@ def bce(logits: Tensor, y: Tensor) -> Tensor:
     return -(y * logsigmoid(logits) + (1 - y) * logsigmoid(-logits)).flatten(1).mean(1)
 
 
+def token_losses(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy of each token of texts but the first, and its weight, both [..., L - 1].
+
+    A token is predicted by the logits [..., L, V] at the place before it. Padding is none: its loss and weight are 0.
+
+    y: the texts themselves, token numbers [Q, L]; or, with as many axes as the logits, shares of tokens [..., L, V], as
+        a search over vectors makes them (`Plan.nearness`).
+    """
+    log_p = torch.log_softmax(logits[..., :-1, :], -1)
+    if y.dim() == logits.dim():
+        shares = y[..., 1:, :] * (torch.arange(y.shape[-1], device=y.device) != PADDING)
+        return -(shares * log_p).sum(-1), shares.sum(-1)
+    tokens = y[..., 1:].round().long().expand(log_p.shape[:-1])
+    real = (tokens != PADDING).to(log_p.dtype)
+    return -log_p.gather(-1, tokens[..., None])[..., 0] * real, real
+
+
+def next_token(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of `token_losses` over a text [...]: each text counts alike, however long; 0 without any token.
+
+    Over a batch it is the mean of its examples' losses, as clipping example by example and sums of clients need it;
+    trainers often take the mean over the batch's tokens, which is the same for texts of one length.
+    """
+    losses, weights = token_losses(logits, y)
+    return losses.sum(-1) / weights.sum(-1).clamp(min=1e-12)
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": cross_entropy,
     "squared": squared,
     "bce": bce,
+    "next_token": next_token,
 }
 
 
@@ -61,6 +90,7 @@ class OwnLoss:
         classes: whether targets are one-hot classes; else rows of any numbers, which attacks must be granted.
         smoothing, weights: of a cross-entropy with label smoothing and class weights [C] (None: all 1), as in
             `torch.nn.CrossEntropyLoss`: the sum of losses is divided by the sum of the weights of the batch's labels.
+        by: returns, of targets, what stands in the place of such weights.
     """
 
     name: str
@@ -68,6 +98,7 @@ class OwnLoss:
     classes: bool = False
     smoothing: float = 0.0
     weights: Tensor | None = None
+    by: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
@@ -78,6 +109,8 @@ class OwnLoss:
 
     def shares(self, y: Tensor) -> Tensor | None:
         """Return the weights [B] by whose sum losses under targets y [B, C] are divided; None if all are 1."""
+        if self.by is not None:
+            return self.by(y)
         return None if self.weights is None else (y * self.weights.to(y)).sum(-1)
 
     def counts(self, excess: Tensor) -> Tensor:
@@ -103,6 +136,19 @@ def softened_cross_entropy(smoothing: float, weights: Tensor | None) -> OwnLoss:
     return OwnLoss(f"cross-entropy with {' and '.join(traits)}", losses, True, smoothing, weights)
 
 
+def next_token_of_batches() -> OwnLoss:
+    """Return the next-token loss whose mean over a batch is that over its tokens, as trainers of decoders take it."""
+
+    def total(logits: Tensor, y: Tensor) -> Tensor:
+        return token_losses(logits, y)[0].sum(-1)
+
+    def count(y: Tensor) -> Tensor:
+        real = 1 - y[..., 1:, PADDING] if y.dim() > 2 else (y[..., 1:].round() != PADDING).to(y.dtype)
+        return real.sum(-1)
+
+    return OwnLoss("next_token", total, by=count)
+
+
 OptionValue = str | int | float | bool
 
 
@@ -123,10 +169,18 @@ def net_spec(
     return NetSpec(model, tuple(shape), classes, tuple(sorted((options or {}).items())))
 
 
-def with_vocabulary(model: str, options: Mapping[str, OptionValue], size: int) -> Mapping[str, OptionValue]:
-    """Return the options of a network of texts with the number of tokens, if it has this option and none is given."""
-    has = "vocabulary" in inspect.signature(load_plugin("models", model)).parameters
-    return {"vocabulary": size, **options} if has else options
+def of_texts(
+    model: str, options: Mapping[str, OptionValue], size: int, every_token: bool = False
+) -> Mapping[str, OptionValue]:
+    """Return the options of a network of texts with those that follow from the data and the loss, where it has them.
+
+    size: number of tokens, if none is given. every_token: whether the loss needs an answer to every token.
+    """
+    has = inspect.signature(load_plugin("models", model)).parameters
+    own: dict[str, OptionValue] = {"vocabulary": size} if "vocabulary" in has else {}
+    if every_token and "every_token" in has:
+        own["every_token"] = True
+    return {**own, **options}
 
 
 class Net:
@@ -137,7 +191,8 @@ class Net:
     (`modes.TrackedNorm`), the share of the way to a batch's that it moves in a step (torch's momentum). frozen:
     constants by name, buffers too; frozen_parameters: the names of the parameters among them. feature_count: D, the
     width of the head's input. pixelwise: whether pixels are classified, so that features and outputs are maps.
-    head_bias: whether the head has a bias, trained or not. mixes, fewest, most, embedding: as in `Classifier`.
+    head_bias: whether the head has a bias, trained or not. mixes, fewest, most, embedding, every_token: as in
+    `Classifier`.
 
     UsageError: no parameter is trained.
     """
@@ -167,7 +222,8 @@ class Net:
         self.feature_count = head.in_channels if isinstance(head, nn.Conv2d) else head.in_features
         self.head_bias = head.bias is not None
         self.mixes, self.fewest, self.most = module.mixes, module.fewest, module.most
-        self._written, self._single, self.embedding = module.written, module.single, module.embedding
+        self._written, self._single = module.written, module.single
+        self.embedding, self.every_token = module.embedding, module.every_token
 
     @property
     def rows(self) -> int:
@@ -184,7 +240,7 @@ class Net:
         return digest_of(self.frozen | (initial(self.spec, 0) if self.module.from_file else {}))
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """Return logits [B, C], of pixels [B, C, H, W], of x [B, *shape] under `params`, as in a training step."""
+        """Return logits [B, C], of pixels [B, C, H, W], of tokens [B, L, C], of x [B, *shape] as in a training step."""
         return self.head(params, self.features(params, x))
 
     def in_use(self, params: Params, x: Tensor) -> Tensor:
@@ -210,7 +266,7 @@ class Net:
         return logits, batch
 
     def features(self, params: Params, x: Tensor) -> Tensor:
-        """Return the head's input [B, D], of pixels [B, D, H, W], of x [B, *shape]."""
+        """Return the head's input [B, D], of pixels [B, D, H, W], of tokens [B, L, D], of x [B, *shape]."""
         if self.most is not None and len(x) > self.most:
             raise UsageError(f"Model {self.spec.model!r} takes one input at a time; let batches have one example.")
         return self._call(self.module.features, self._known("features.", params, x), x)
@@ -314,9 +370,10 @@ def _network_faults(module: Classifier, spec: NetSpec) -> Iterator[str]:
         yield f"makes a head that is a {type(module.head).__name__}; it must be a linear layer or a 1x1 convolution"
     with torch.no_grad():
         out = module(torch.zeros(2, *spec.shape))
-    if not isinstance(out, Tensor) or out.shape[:2] != (2, spec.classes) or not out.isfinite().all():
+    expected = (2, *spec.shape, spec.classes) if module.every_token else (2, spec.classes)
+    if not isinstance(out, Tensor) or out.shape[: len(expected)] != expected or not out.isfinite().all():
         actual = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        yield f"makes a network that answers {actual} to two inputs; it must be finite and [2, {spec.classes}]"
+        yield f"makes a network that answers {actual} to two inputs; it must be finite and {list(expected)}"
 
 
 def _check_options(spec: NetSpec, factory: Callable[..., Any]) -> None:

@@ -24,6 +24,7 @@ from ppbench.nets import modes
 from ppbench.nets.classifier import (
     Classifier,
     Unfit,
+    answers_tokens,
     batch_words,
     dtypes_of,
     head_of,
@@ -102,19 +103,26 @@ BLOCKED = -1e9
 """Added to a score that attention must not see; finite, so that a text of padding alone gives no NaN."""
 
 
-def _mask_for(kind: type[nn.Module], numbers: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def _mask_for(
+    kind: type[nn.Module], numbers: Tensor, dtype: torch.dtype = torch.float32, continues: bool = False
+) -> dict[str, Tensor]:
     """Return which tokens of numbers [B, L] are no padding, as the argument `attention_mask`, if a class takes it.
 
     Networks of `transformers` get what is added to scores, [B, 1, L, L]: of [B, L] they make it by code that
-    transforms of torch.func cannot handle.
+    transforms of torch.func cannot handle. continues: whether later tokens are hidden, as such networks do themselves
+    where they make it.
     """
     if "attention_mask" not in inspect.signature(kind.forward).parameters:
         return {}
     real = (numbers != PADDING).long()
     if not hasattr(kind, "get_input_embeddings"):
         return {"attention_mask": real}
-    hidden = BLOCKED * (1 - real).to(dtype)
-    return {"attention_mask": hidden[:, None, None, :].expand(-1, 1, numbers.shape[1], -1)}
+    length = numbers.shape[1]
+    hidden = (1 - real).to(dtype)[:, None, None, :].expand(-1, 1, length, -1)
+    if continues:
+        later = torch.ones(length, length, dtype=dtype, device=numbers.device).triu(1)
+        hidden = torch.maximum(hidden, later)
+    return {"attention_mask": BLOCKED * hidden}
 
 
 def taking_texts(module: nn.Module, name: str) -> nn.Module:
@@ -127,7 +135,7 @@ def taking_texts(module: nn.Module, name: str) -> nn.Module:
     table, former = module.get_submodule(name), type(module)
     if not isinstance(table, nn.Embedding) or table.max_norm is not None:
         raise Unfit(f"its embedding {name} renormalizes rows in each pass (max_norm); leave that out")
-    rows = table.num_embeddings
+    rows, continues = table.num_embeddings, _continues(module)
     _replaceable(table)
 
     def forward(self: nn.Module, x: Tensor) -> Any:
@@ -136,13 +144,24 @@ def taking_texts(module: nn.Module, name: str) -> nn.Module:
         layer: Any = self.get_submodule(name)
         layer.vectors = None if known else x
         try:
-            answer = former.forward(self, numbers, **_mask_for(former, numbers, x.dtype))
+            answer = former.forward(self, numbers, **_mask_for(former, numbers, x.dtype, continues))
         finally:
             layer.vectors = None
         return getattr(answer, "logits", answer)
 
     module.__class__ = type(former.__name__, (former,), {"forward": forward, "__module__": former.__module__})
     return module
+
+
+def _continues(module: nn.Module) -> bool:
+    """Return whether a network of `transformers` answers a token by what stands before it, without a mask."""
+    if not hasattr(module, "get_input_embeddings"):
+        return False
+    numbers = torch.tensor([[1, 1, 1], [1, 1, 2]])
+    with torch.no_grad(), modes.kept_generators(), suppress(Exception):
+        logits = modes.copied(module).eval()(numbers).logits
+        return bool(answers_tokens(logits, numbers) and torch.equal(*logits[:, 1]))
+    return False
 
 
 def _replaceable(table: nn.Embedding) -> None:
@@ -167,7 +186,8 @@ def as_classifier(name: str, module: nn.Module, x: Tensor, when: str, any_output
     shape = tuple(x.shape[1:])
     try:
         logits = _answer(module, x, when)
-        if logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < (1 if any_output else 2):
+        every = answers_tokens(logits, x)
+        if logits.dim() != 2 + every or len(logits) != len(x) or logits.shape[-1] < (1 if any_output else 2):
             right = f"it must answer by logits [{len(x)}, classes]"
             right += "; one output goes with loss='bce' or loss='mse'" if when and logits.numel() == len(x) else ""
             raise Unfit(f"it answers {batch_words(x)} by {tuple(logits.shape)}; {right}")
@@ -179,8 +199,8 @@ def as_classifier(name: str, module: nn.Module, x: Tensor, when: str, any_output
         if isinstance(module, Classifier):
             return with_facts(module, observed_facts(module, x), prefix="")
         if head_of(module, x)[1] is None:
-            return without_head(module, x, logits.shape[1], any_output)
-        return split_at_head(module, x, logits.shape[1])
+            return without_head(module, x, logits.shape[-1], any_output)
+        return split_at_head(module, x, logits.shape[-1])
     except Unfit as cause:
         raise UsageError(f"Model {shown(name)} cannot be used for inputs {shape}: {cause}.") from cause
 

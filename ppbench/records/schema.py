@@ -67,7 +67,7 @@ ACCURACY = ModelMetric(
     "accuracy",
     "Accuracy",
     SHARE,
-    "Accuracy of the delivered model on the test part.",
+    "Accuracy of the delivered model on the test part; of next tokens where texts are their own targets.",
     higher_is_safer=True,
     judgment=_JUDGED,
     low="low",
@@ -120,6 +120,8 @@ class Utility(Grown):
     mse: mean squared error per output on the test part, with its 95 % interval, if the loss is the squared one.
     dice: mean Dice coefficient per image, with its 95 % interval, if targets are masks; then accuracy is the share
     of pixels, n the number of images, chance the best constant mask's accuracy, and both intervals resample images.
+    tokens: of texts that are their own targets, number of next tokens of the test part: accuracy is the share of them
+    that are predicted, its interval resamples the n texts, and the constant answer is the most frequent token.
     accuracy_top5: share of the test part whose class is among the five likeliest, where there are more than ten.
     collapsed: how many trainings stayed at chance in every evaluated round (or, tried again, diverged); retrained: the
     seed of the training described here, None if it is the cell's own. All figures are of one training: the first that
@@ -148,11 +150,22 @@ class Utility(Grown):
     retrained: Count | None = None
     constant: Share | None = None
     constant_mse: Amount | None = None
+    tokens: Count | None = None
     LATER: ClassVar[Mapping[str, Any]] = {
         **dict.fromkeys(("accuracy_top5", "accuracy_top5_low", "accuracy_top5_high", "retrained")),
-        **dict.fromkeys(("constant", "constant_mse")),
+        **dict.fromkeys(("constant", "constant_mse", "tokens")),
         "collapsed": 0,
     }
+
+    @property
+    def counted(self) -> str:
+        """Of what accuracy is a share, where not of examples: " of next tokens", as it follows a figure."""
+        return "" if self.tokens is None else " of next tokens"
+
+    @property
+    def resamples(self) -> bool:
+        """Whether its intervals resample masks or texts, of which a record keeps no figures."""
+        return self.dice is not None or self.tokens is not None
 
     @property
     def floor(self) -> float:

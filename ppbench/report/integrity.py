@@ -271,8 +271,8 @@ def _utility(record: Record) -> Iterator[str]:
         if utility.reason is None:
             yield "utility.accuracy is null without a reason"
         return
-    if utility.dice is not None:  # intervals of masks resample images, which a record does not keep
-        for name in ("accuracy", "dice"):
+    if utility.resamples:
+        for name in ("accuracy", *(["dice"] if utility.dice is not None else [])):
             value, low, high = utility.figure(name)
             ascending = [0.0, *(end for end in (low, value, high) if end is not None), 1.0]
             if ascending != sorted(ascending):

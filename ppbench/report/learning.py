@@ -51,7 +51,9 @@ def learning_of(utility: Utility) -> Learning:
         gain = round(100 * (utility.low - utility.floor), 9)
         ends = f"[{100 * utility.low:.1f}, {100 * utility.high:.1f}]"
         beside = "chance" if utility.constant is None else "a constant answer"
-        figure = f"accuracy {utility.accuracy:.1%} {ends}, {beside} {utility.floor:.1%}".replace(".0%", "%")
+        figure = f"accuracy {utility.accuracy:.1%}{utility.counted} {ends}, {beside} {utility.floor:.1%}".replace(
+            ".0%", "%"
+        )
         return Learning("nothing" if gain <= 0 else "little" if gain <= USABLE else "learned", figure, beside)
     if utility.mse is not None:
         if utility.constant_mse is None or utility.mse_high is None:

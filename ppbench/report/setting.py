@@ -203,6 +203,11 @@ class Setting:
         return mean_of([v.accuracy for v in self.values])
 
     @property
+    def counted(self) -> str:
+        """Of what accuracy is a share, see `Utility.counted`."""
+        return self.entry.sample.utility.counted
+
+    @property
     def mse(self) -> float | None:
         """The mean squared error where targets are numbers, the mean over seeds."""
         return mean_of([v.entry.sample.utility.mse for v in self.values])

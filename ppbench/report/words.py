@@ -91,13 +91,20 @@ def listed_values(labels: Sequence[str]) -> str:
 
 
 def utility_text(utility: Utility, undefended: Utility | None) -> str:
-    """Return "accuracy 50.0% (96.1% undefended), not usable", "MSE 0.059" for numbers, or "training diverged"."""
+    """Return "accuracy 50.0% (96.1% undefended), not usable", "MSE 0.059" for numbers, or "training diverged".
+
+    Of texts that are their own targets "accuracy 50.0% of next tokens (54.2% undefended)".
+    """
     unusable = undefended is not None and is_usable([utility], [undefended]) is False
     for word, field, form in (("accuracy", "accuracy", ".1%"), ("MSE", "mse", ".3g")):
         value, beside = (None if u is None else getattr(u, field) for u in (utility, undefended))
         if value is not None:
             mark = (f", {utility.collapse}" if utility.collapse else "") + (", not usable" if unusable else "")
-            return f"{word} {value:{form}}" + (f" ({beside:{form}} undefended)" if beside is not None else "") + mark
+            return (
+                f"{word} {value:{form}}{utility.counted}"
+                + (f" ({beside:{form}} undefended)" if beside is not None else "")
+                + mark
+            )
     return "training diverged"
 
 

@@ -74,8 +74,8 @@ QUICK_BUDGETS: dict[str, Scalar] = {
 """Smaller budgets of `--attack quick`. Those of `adaptive_spn` give batches of 8 digits of three seeds the levels of
 whole ones (400 and 2500); that of `adaptive_server` (1800 otherwise) left the verdicts on SPN at seed 0 as they were.
 """
-TEXT_NETWORK = "transformer"
-"""The network that data sets of texts name."""
+TEXT_NETWORK, DECODER = "transformer", "gpt"
+"""The network that data sets of texts name, and the one that they get where next tokens are predicted."""
 TEXT_BUDGETS: dict[str, Scalar] = {
     **{f"{attack}.inversion_budget": 30 for attack in ("adaptive_spn", "feature_inversion")},
     **{f"{attack}.joint_budget": 60 for attack in ("adaptive_spn", "feature_inversion")},
@@ -131,13 +131,24 @@ def _usual(dataset: object) -> tuple[str, str]:
     return usual_for(_placed(dataset)) if isinstance(dataset, str) else ("", "")
 
 
+def _usual_fields(options: Mapping[str, Any], base: Mapping[str, Any], loss: object) -> dict[str, Any]:
+    """Return the network and the loss that suit the data, where none is named; loss: the one that is."""
+    usual, own_loss = _usual(options.get("dataset", base.get("dataset")))
+    if usual == TEXT_NETWORK and loss == "next_token":
+        usual = DECODER
+    fields: dict[str, Any] = {"loss": own_loss} if own_loss and "loss" not in options else {}
+    if usual and "model" not in options and base.get("model") != usual:
+        fields |= {"model": usual, "model_options": options.get("model_options") or {}}
+    return fields
+
+
 def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     """Return the configuration of `preset` with `options` laid over it; UsageError for what cannot be used."""
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     base = {**PRESETS[preset], **_setting(preset, options)}
     attacks = options.get("attacks", base.get("attacks"))
-    usual, loss = _usual(options.get("dataset", base.get("dataset")))
+    usual, _ = _usual(options.get("dataset", base.get("dataset")))
     quick = isinstance(attacks, tuple | list) and "quick" in attacks
     budgets = _quick_budgets(options, usual == TEXT_NETWORK) if quick else {}
     settings = {**budgets, **base.get("settings", {}), **(options.get("settings") or {})}
@@ -152,10 +163,7 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     if "dataset" in fields:
         fields["dataset"] = _placed(fields["dataset"])
     if ":" not in str(base.get("model")):  # an app brings its own
-        if usual and "model" not in options and base.get("model") != usual:
-            fields |= {"model": usual, "model_options": options.get("model_options") or {}}
-        if loss and "loss" not in options:
-            fields["loss"] = loss
+        fields |= _usual_fields(options, base, fields.get("loss"))
     try:
         config = EvaluateConfig(**fields)
     except ValidationError as error:

@@ -137,9 +137,11 @@ def invert(
             what computes layers one by one, and where that solves nothing, the searches that suit the network; of
             several answers the one that explains the gradient best (`misfit`); see `Inverted.attack`.
         loss: "cross_entropy"; "nll", of log-probabilities; "bce", with logits and labels from 0 to 1; "mse", the mean
-            over outputs; one of torch's objects or functions of these; or a function of outputs [B, C] and labels, to
-            losses [B] or their mean, differentiable twice. A function gets classes [B] int64 if `labels` are whole
-            numbers, else rows [B, C] of floats ([B] both where the network answers by [B]).
+            over outputs; "next_token", of decoders that answer every token [B, L, V], the mean over a batch's tokens,
+            which are their own targets, padding (token 0) aside; one of torch's objects or functions of these; or a
+            function of outputs [B, C] and labels, to losses [B] or their mean, differentiable twice. A function gets
+            classes [B] int64 if `labels` are whole numbers, else rows [B, C] of floats ([B] both where the network
+            answers by [B]).
         label_smoothing: of cross-entropy, from 0 to below 1, as in `torch.nn.CrossEntropyLoss`.
         class_weights: of cross-entropy, [C], positive, as there.
         weight_decay: factor of the weights in the gradient; None: unknown, and read off the last layer.
@@ -165,9 +167,15 @@ def invert(
     check_switches(planted=planted, statistics=statistics)
     steps, named, bounds = training is not None, user_loss(loss, label_smoothing, class_weights), range_of(data_range)
     module, gradient, tracked = observation_of(gradient, unwrapped(model), steps, statistics)
-    any_output, part = named.targets != "classes", output_of(output)
     network = held_network(
-        module, shape_of(shape), bounds, output=part, any_output=any_output, tracked=tracked, texts=True
+        module,
+        shape_of(shape),
+        bounds,
+        output=output_of(output),
+        any_output=named.any_output,
+        tracked=tracked,
+        texts=True,
+        every_token=named.targets == "tokens",
     )
     seen, moving = read_gradient(gradient, module, network), network.spec.net.statistics
     unseen = tuple(own for name, own in network.names.items() if name not in seen)
@@ -251,7 +259,7 @@ def _best_answer(
 
 def _misfit(view: View, guess: Guess, targets: Targets) -> float:
     """Return how badly a guess explains a gradient, inf without inputs or labels."""
-    y = targets.rows_for(guess.y, view.plan.spec.classes)
+    y = targets.rows_for(guess, view.plan)
     if guess.x is None or y is None or view.plan.local.upload != "gradient":
         return math.inf
     (evidence,) = view.defense.evidence(view)
@@ -343,7 +351,7 @@ def _mismatch(attack: Attack, view: View, guess: Guess, targets: Targets) -> flo
     """
     if view.plan.local.upload != "gradient" and guess.confidence is not None:
         return guess.confidence
-    y = targets.rows_for(guess.y, view.plan.spec.classes)
+    y = targets.rows_for(guess, view.plan)
     if guess.x is None or y is None:
         return None
     reader = view.defense if view.plan.local.upload == "gradient" else attack  # an attack simulates local steps
@@ -391,13 +399,13 @@ def _planted(
     """
     plan, defense = seen.plan, seen.defense
     assert isinstance(defense, Defense)  # not one of another package, which runs elsewhere
-    y = targets.rows_for(answer.y, plan.spec.classes)
+    y = targets.rows_for(Guess(answer.x.float(), answer.y), plan)
     if y is None or not finite(answer.x):
         return None
     again = Seeds(seeds.seed("planted"))
     noise = torch.Generator().manual_seed(again.seed("noise"))
     x = drawn_like(answer.x, plan, noise)
-    data = Data(x, y.float())
+    data = Data(x, x if plan.next_token else y.float())
     client = Federation(defense, plan, {0: data}, again, next(iter(start.values())).device)
     client.start(start)
     view = client.probe({VICTIM: data}, "gradient" if plan.local.upload == "gradient" else "local").view(THREAT)

@@ -100,9 +100,10 @@ class TaskOptions(OptionGroup):
     model: Annotated[
         str, Option("NAME (`ppbench list models`), or MODULE:FACTORY of yours: any nn.Module that classifies.")
     ] = "dlnet"
-    loss: Annotated[Literal["cross_entropy", "squared", "bce"], Option("cross_entropy, squared, or bce for masks.")] = (
-        "cross_entropy"
-    )
+    loss: Annotated[
+        Literal["cross_entropy", "squared", "bce", "next_token"],
+        Option("cross_entropy, squared, bce for masks, or next_token for texts and a decoder, as gpt."),
+    ] = "cross_entropy"
     train: Annotated[
         int | None, Option("Training examples that the clients share; all by default.", ge=1, le=LARGEST_COUNT)
     ] = None

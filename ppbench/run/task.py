@@ -21,13 +21,13 @@ from ppbench.federation.drive import chosen_backend
 from ppbench.federation.plan import Columns, Data, Local, Opt, Plan
 from ppbench.metrics.perceptual import Network
 from ppbench.metrics.recognition import Gallery, gallery_of
-from ppbench.nets.net import NetSpec, initial, net_spec, with_vocabulary
+from ppbench.nets.net import NetSpec, OptionValue, initial, net_spec, of_texts
 from ppbench.records.run_files import commitment
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.records.sources import code_of
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.options import FederationOptions, TaskOptions, option_names
-from ppbench.task.dataset import Dataset
+from ppbench.task.dataset import Dataset, predicting_tokens
 from ppbench.task.partition import partition
 from ppbench.task.user_data import open_dataset, plugins_of
 
@@ -59,6 +59,11 @@ class Task:
     def segmented(self) -> bool:
         """Whether targets are masks; utility is then the overlap with them."""
         return self.dataset.modality.masked
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether texts are their own targets; utility is then the share of next tokens that are predicted."""
+        return self.plan.next_token
 
     def gallery(self, network: Network | None = None) -> Gallery | None:
         """Return held-out images for `metrics.recognition`, one object per network; None if data are no images."""
@@ -109,8 +114,12 @@ def task_of(key: str) -> Task:
     config = EvaluateConfig.model_validate_json(key)
     seeds = Seeds(config.seed, config.salt)
     dataset = _dataset(config.dataset, seeds.seed("data"))
-    words = dataset.vocabulary
-    options = config.model_options if words is None else with_vocabulary(config.model, config.model_options, len(words))
+    strata = dataset.train.strata
+    options: Mapping[str, OptionValue] = config.model_options
+    if config.loss == "next_token":
+        dataset = predicting_tokens(dataset)
+    if dataset.vocabulary is not None:
+        options = of_texts(config.model, options, len(dataset.vocabulary), config.loss == "next_token")
     spec = net_spec(config.model, dataset.shape, dataset.classes, options)
     plan = plan_on(config, spec, dataset.data_range, dataset.columns)
     plan = replace(plan, kind=dataset.named_kind, vocabulary=dataset.vocabulary)
@@ -119,7 +128,7 @@ def task_of(key: str) -> Task:
     public, rest = _split_public(dataset, config.public, seeds)
     members, source = _members(dataset, rest, config.train, seeds), dataset.train.domain
     domain = source[members] if source is not None else None
-    parts = partition(config.partition, dataset.train.strata[members], config.clients, seeds.seed("partition"), domain)
+    parts = partition(config.partition, strata[members], config.clients, seeds.seed("partition"), domain)
     shards = {client: dataset.train.take(members[index]) for client, index in enumerate(parts)}
     test = dataset.test.take(torch.arange(len(dataset.test.y)))
     apart = dataset.train.take(public) if len(public) else None
@@ -132,6 +141,7 @@ def check_fit(dataset: Dataset, plan: Plan) -> None:
         "classification": (("cross_entropy", "squared"), "classes"),
         "regression": (("squared",), "numbers"),
         "segmentation": (("bce",), "masks"),
+        "next_token": (("next_token",), "the next tokens"),
     }[dataset.task]
     if plan.loss not in losses:
         right = " or ".join(losses)
@@ -143,6 +153,10 @@ def check_fit(dataset: Dataset, plan: Plan) -> None:
             f"Data set {dataset.name!r} has {dataset.modality.inputs}, but model {plan.spec.model!r} takes {takes}; "
             f"use {right}."
         )
+    if plan.net.every_token != plan.next_token:
+        gives, right = ("every token", "next_token") if plan.net.every_token else ("a text", "cross_entropy")
+        also = ", or a model that answers every token, as 'gpt'" if plan.next_token else ""
+        raise UsageError(f"Model {plan.spec.model!r} answers {gives}; use --loss {right}{also}.")
     if dataset.vocabulary is not None and plan.net.rows < len(dataset.vocabulary):
         raise UsageError(
             f"Data set {dataset.name!r} has {len(dataset.vocabulary)} tokens, but the embedding of model "

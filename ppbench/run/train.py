@@ -21,6 +21,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tensor_files import seal, unsealed
 from ppbench.base.tree import Params
 from ppbench.base.version import __version__
+from ppbench.base.vocabulary import PADDING
 from ppbench.federation.contract import guarantee_faults
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Plan
@@ -42,18 +43,21 @@ MIN_EVALUATIONS = 3
 """Fewest evaluated rounds for a decision: at chance in fewer, a training may only have begun."""
 
 
-def commonest_count(task: Task) -> int:
-    """Return how many test examples are of the most frequent class: what a constant answer gets right."""
-    return int(task.test.y.argmax(1).bincount().max())
+def constant_answer(task: Task) -> tuple[int, int]:
+    """Return how many answers on the test part are right if all are the most frequent class, or next token; of all."""
+    y = task.test.y
+    answers = next_tokens(y)[0] if task.predicts_tokens else y.argmax(1)
+    return int(answers.bincount().max()), len(answers)
 
 
 def at_chance(utility: Utility, task: Task) -> bool:
     """Return whether accuracy never rose above chance: in no evaluated round, of `MIN_EVALUATIONS` or more.
 
-    Chance is the share of the most frequent class of the test part, and the upper end of its 95 % Clopper-Pearson
-    interval still counts as chance. Numbers and masks have no such level, and a training that diverged its own status.
+    Chance is the share of the most frequent class, or next token, of the test part, and the upper end of its 95 %
+    Clopper-Pearson interval still counts as chance. Numbers and masks have no such level, and a training that diverged
+    its own status.
     """
-    if not task.classified or task.segmented or utility.accuracy is None or len(utility.curve) < MIN_EVALUATIONS:
+    if task.segmented or utility.accuracy is None or len(utility.curve) < MIN_EVALUATIONS:
         return False
     return all(accuracy <= chance_ceiling(task) for _, accuracy in utility.curve)
 
@@ -65,7 +69,7 @@ def ends_above_chance(utility: Utility, task: Task) -> bool:
 
 def chance_ceiling(task: Task) -> float:
     """Return the largest accuracy that still counts as chance, see `at_chance`."""
-    return clopper_pearson(commonest_count(task), len(task.test.x)).high or 0.0
+    return clopper_pearson(*constant_answer(task)).high or 0.0
 
 
 def task_of_attempt(task: Task, attempt: int) -> Task:
@@ -90,6 +94,8 @@ TOP5_CLASSES = 10
 """Most classes for which Top-5 accuracy is not kept: with ten, five guesses are half of all."""
 MASK_PIXELS_AT_ONCE = 2**20
 """Pixels that are predicted at a time in segmentation: such networks keep maps of full size."""
+LOGITS_AT_ONCE = 2**24
+"""Logits of next tokens that are computed at a time: a text has as many as it has tokens, times the vocabulary."""
 
 
 class TrainingResult(Strict):
@@ -318,9 +324,12 @@ def _top5(fed: Federation, task: Task) -> tuple[float, Interval]:
 
 
 def curve_figure(fed: Federation, task: Task) -> float:
-    """Return the figure of the learning curve: accuracy, of pixels where targets are masks, or mean squared error."""
+    """Return the figure of the learning curve: accuracy, of pixels or of next tokens where these are targets, or mean
+    squared error."""
     if task.segmented:
         return float(masks_overlap(fed, task).accuracy.mean())
+    if task.predicts_tokens:
+        return float(torch.cat(tokens_right(fed, task)).mean())
     return fed.accuracy(task.test) if task.classified else mean_square(fed, task)[0]
 
 
@@ -355,6 +364,8 @@ def _utility(fed: Federation, task: Task, curve: list[tuple[int, float]], square
     """Return the figures of a model that gives finite outputs; `squared`: its error where that is the loss."""
     if task.segmented:
         return _mask_utility(fed, task, curve)
+    if task.predicts_tokens:
+        return _token_utility(fed, task, curve)
     n, classes, truth = len(task.test.x), task.plan.spec.classes, task.test.y
     accuracy = curve[-1][1] if task.classified else None
     interval = None if accuracy is None else clopper_pearson(round(accuracy * n), n)
@@ -374,16 +385,17 @@ def _utility(fed: Federation, task: Task, curve: list[tuple[int, float]], square
         accuracy_top5=top5,
         accuracy_top5_low=ends.low if ends else None,
         accuracy_top5_high=ends.high if ends else None,
-        constant=None if accuracy is None else commonest_count(task) / n,
+        constant=None if accuracy is None else constant_answer(task)[0] / n,
         constant_mse=None if mse is None else float((truth.double() - truth.double().mean(0)).square().mean()),
     )
 
 
 def _output_faults(outputs: Tensor, task: Task) -> Iterator[str]:
     """Yield what is wrong with the outputs of `predict` on the first two test examples."""
-    classes = task.plan.spec.classes
-    if outputs.dim() < 2 or outputs.shape[:2] != (len(task.test.x[:2]), classes):
-        yield f"answers a tensor of shape {tuple(outputs.shape)} to predict(...); it must be [examples, {classes}]"
+    each = (*task.plan.spec.shape, task.plan.spec.classes) if task.predicts_tokens else (task.plan.spec.classes,)
+    if outputs.shape[: 1 + len(each)] != (len(task.test.x[:2]), *each):
+        right = ", ".join(["examples", *map(str, each)])
+        yield f"answers a tensor of shape {tuple(outputs.shape)} to predict(...); it must be [{right}]"
     elif not outputs.isfinite().all():
         yield "answers to predict(...) with numbers that are not finite, though its weights are"
 
@@ -492,4 +504,46 @@ def _mask_utility(fed: Federation, task: Task, curve: list[tuple[int, float]]) -
         dice=dice.value,
         dice_low=dice.interval.low,
         dice_high=dice.interval.high,
+    )
+
+
+# -- Next tokens of texts: the share that is predicted --
+
+
+def next_tokens(texts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tokens but the first of texts [N, L], padding aside, int64 [T], and where they stand, [N, L - 1]."""
+    tokens = texts[:, 1:].round().long()
+    real = tokens != PADDING
+    return tokens[real], real
+
+
+def tokens_right(fed: Federation, task: Task) -> list[Tensor]:
+    """Return for each test text the share of models whose likeliest next token is right, of each token but the first.
+
+    float64, ragged; texts of one token have none.
+    """
+    size = max(1, LOGITS_AT_ONCE // (task.plan.spec.classes * task.plan.spec.shape[0]))
+    parts, models = task.test.x.split(size), fed.models()
+    right = [torch.cat([fed.outputs(x, one)[:, :-1].argmax(-1) == x[:, 1:] for x in parts]) for one in models]
+    shares, (_, real) = torch.stack(right).double().mean(0), next_tokens(task.test.x)
+    return [share[known] for share, known in zip(shares, real, strict=True) if known.any()]
+
+
+def _token_utility(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Utility:
+    """Return the share of next tokens that are predicted, beside that of the most frequent one.
+
+    Its interval resamples texts: the tokens of one depend on one another.
+    """
+    shares, (commonest, count) = [share.numpy() for share in tokens_right(fed, task)], constant_answer(task)
+    interval = bootstrap(shares, "mean", task.seeds.seed("utility")).interval
+    return Utility(
+        accuracy=curve[-1][1],
+        low=interval.low,
+        high=interval.high,
+        n=len(task.test.x),
+        chance=1 / task.plan.spec.classes,
+        curve=curve,
+        reason="accuracy is the share of next tokens; intervals resample texts",
+        constant=commonest / count,
+        tokens=count,
     )

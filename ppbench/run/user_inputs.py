@@ -19,7 +19,7 @@ from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.vocabulary import Vocabulary
 from ppbench.federation.plan import Data, Plan
 from ppbench.nets.model_object import HeldNetwork
-from ppbench.nets.net import LossName, OwnLoss, bce, softened_cross_entropy
+from ppbench.nets.net import LossName, OwnLoss, bce, next_token_of_batches, softened_cross_entropy
 
 ClassLabels = Tensor | Sequence[int]
 LabelledBatch = tuple[Any, Any]
@@ -281,7 +281,7 @@ def plan_of_texts(plan: Plan, words: Sequence[str] | None) -> Plan:
 
 # -- Losses and their targets --
 
-LOSS_WORDS = ("cross_entropy", "nll", "bce", "mse")
+LOSS_WORDS = ("cross_entropy", "nll", "bce", "mse", "next_token")
 TORCH_LOSSES: dict[Any, str] = {
     nn.CrossEntropyLoss: "cross_entropy",
     nn.NLLLoss: "nll",
@@ -295,7 +295,7 @@ TORCH_LOSSES: dict[Any, str] = {
 """torch's own losses, by what they are called here: their labels can be read off a gradient, a function's cannot."""
 ClassWeights = Sequence[float] | Tensor
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-TargetKind = Literal["classes", "multi-hot", "numbers", "any"]
+TargetKind = Literal["classes", "multi-hot", "numbers", "tokens", "any"]
 
 
 @dataclass(frozen=True)
@@ -311,6 +311,11 @@ class UserLoss:
     smoothing: float = 0.0
     weights: Tensor | None = None
 
+    @property
+    def any_output(self) -> bool:
+        """Whether one output, and probabilities, will do."""
+        return self.targets not in ("classes", "tokens")
+
     def for_plan(self, network: HeldNetwork, indices: bool = False) -> LossName | OwnLoss:
         """Return the loss of the network's outputs, for a plan.
 
@@ -318,6 +323,8 @@ class UserLoss:
         other outputs than the loss takes, or a function fails on them.
         """
         classes = network.spec.classes
+        if self.targets == "tokens":
+            return next_token_of_batches()
         if self.word == "nll" and not network.log_softmax:
             right = "let it end in log_softmax, or take loss='cross_entropy'"
             raise UsageError(f"loss='nll' takes log-probabilities, and the network answers by other numbers; {right}.")
@@ -392,9 +399,9 @@ def user_loss(loss: str | LossFunction, label_smoothing: float, class_weights: C
     if word == "a function":
         _refuse_softening(smoothing, weights, "put them into the function")
         return UserLoss(word, "any", function=loss)  # type: ignore[arg-type]  # no str, so it is callable
-    if word in ("bce", "mse"):
+    if word in ("bce", "mse", "next_token"):
         _refuse_softening(smoothing, weights, f"loss={word!r} has none; give a function of outputs and labels instead")
-    kinds: dict[str, TargetKind] = {"bce": "multi-hot", "mse": "numbers"}
+    kinds: dict[str, TargetKind] = {"bce": "multi-hot", "mse": "numbers", "next_token": "tokens"}
     return UserLoss(word, kinds.get(word, "classes"), None, smoothing, weights)
 
 

@@ -45,11 +45,13 @@ class Targets:
     unexplained: bool = False
     word: str = ""
 
-    def rows_for(self, guess_y: Tensor | None, classes: int) -> Tensor | None:
-        """Return the targets [B, C] that go with an answer's labels [B]; None without any."""
+    def rows_for(self, guess: Guess, plan: Plan) -> Tensor | None:
+        """Return the targets [B, C] that go with an answer, its labels [B] or its texts [B, L]; None without any."""
+        if plan.next_token:
+            return guess.x
         if self.y is not None and (self.rows is not None or self.slope is not None):
             return self.y
-        return None if guess_y is None else one_hot(guess_y, classes).float()
+        return None if guess.y is None else one_hot(guess.y, plan.spec.classes).float()
 
     def labels_for(self, guess: Guess, network: HeldNetwork, word: str) -> Tensor | None:
         """Return the labels of an answer: classes [B] int64, or numbers [B, C], [B] of one output; None if unknown."""
@@ -71,6 +73,10 @@ def targets_of(
 
     UsageError: labels do not fit loss, network or batch; or they are needed and not given.
     """
+    if loss.targets == "tokens":
+        if labels is not None:
+            raise UsageError(f"Under loss={loss.word!r} texts are their own targets; leave out labels=.")
+        return Targets(loss.for_plan(network), _batch(batch, None))
     spec, integers = network.spec, _are_integers(labels)
     if loss.targets == "classes" or (loss.targets == "any" and integers and spec.classes > 1):
         plan_loss = loss.for_plan(network, indices=loss.targets == "any")

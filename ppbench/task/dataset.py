@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,7 +21,7 @@ from ppbench.federation.plan import Columns, Data
 from ppbench.metrics.modality import Modality, modality_from
 from ppbench.task.partition import mask_strata, strata
 
-TaskKind = Literal["classification", "regression", "segmentation"]
+TaskKind = Literal["classification", "regression", "segmentation", "next_token"]
 MAX_CLASSES = 65_536
 Loader = TypeVar("Loader", bound=Callable[..., Any])
 
@@ -32,8 +32,10 @@ class Split:
 
     Attributes:
         x: [N, *shape]: uint8 (images, 0 to 255) or float32 (already in the data set's range).
-        y: int64 [N], classes from 0; of a regression float32 [N, 1]; of a segmentation float32 [N, 1, H, W] of 0 and 1.
-        classes: number of classes C of the whole data set, the width of one-hot labels; 1 if targets are no classes.
+        y: int64 [N], classes from 0; of a regression float32 [N, 1]; of a segmentation float32 [N, 1, H, W] of 0 and 1;
+            of texts that are their own targets `x`.
+        classes: number of classes C of the whole data set, the width of one-hot labels; 1 if targets are no classes; of
+            texts that are their own targets the number of tokens.
         domain: int64 [N], 0 to D - 1, the origin of each example, or None if there is only one.
     """
 
@@ -69,7 +71,8 @@ class Dataset:
 
     Attributes:
         name: its name in records, without a path of the machine.
-        classes: number of classes C; 1 of a regression, the width of its targets, and of a segmentation, its maps.
+        classes: number of classes C; 1 of a regression, the width of its targets, and of a segmentation, its maps; the
+            number of tokens of texts that are their own targets.
         shape: shape of one example: (channels, height, width) of an image, (features,) of a table row.
         data_range: smallest and largest value of an input: (0, 1) for images, the extremes of the training part for
             tables (test rows may lie outside).
@@ -78,6 +81,7 @@ class Dataset:
         columns: the encoding of table rows; None if unknown.
         vocabulary: of texts; None of other inputs.
         notes: lines for the user on how it was read: the columns and classes, and what was ignored.
+        made_of: digest of the data set that it was made of by `predicting_tokens`, which is its own; else "".
     """
 
     name: str
@@ -91,6 +95,7 @@ class Dataset:
     columns: Columns | None = None
     vocabulary: Vocabulary | None = None
     notes: tuple[str, ...] = ()
+    made_of: str = ""
 
     def __post_init__(self) -> None:
         if self.kind and self.modality.masked != (self.task == "segmentation"):
@@ -100,7 +105,7 @@ class Dataset:
             )
         if self.columns is not None and (self.columns.width,) != self.shape:
             raise UsageError(f"Data set {self.name!r} has inputs of shape {self.shape}; {self.columns} do not fit.")
-        if self.task != "classification":
+        if self.task in ("regression", "segmentation"):
             if self.classes != 1:
                 raise UsageError(f"Data set {self.name!r} has {self.classes} classes; a {self.task} must have 1.")
         elif not 2 <= self.classes <= MAX_CLASSES:
@@ -122,8 +127,11 @@ class Dataset:
         return "" if self.modality is modality_from(self.shape, self.task) else self.kind
 
     def sha256(self) -> str:
-        """Return the SHA-256, in hex, of all four tensors, and domains: bytes (little-endian), dtypes and shapes."""
-        return self._digest
+        """Return the SHA-256, in hex, of all four tensors, and domains: bytes (little-endian), dtypes and shapes.
+
+        What is predicted of the same data does not change it.
+        """
+        return self.made_of or self._digest
 
     @cached_property
     def _digest(self) -> str:
@@ -131,6 +139,21 @@ class Dataset:
         tensors = (self.train.x, self.train.y, self.test.x, self.test.y, self.train.domain, self.test.domain)
         update_digest(digest, *(part for part in tensors if part is not None))
         return digest.hexdigest()
+
+
+def predicting_tokens(dataset: Dataset) -> Dataset:
+    """Return a data set of texts as one whose texts are their own targets, as the next-token loss has it.
+
+    UsageError: it has no texts.
+    """
+    if dataset.vocabulary is None:
+        words = f"Data set {dataset.name!r} has {dataset.modality.inputs}, whose next token cannot be predicted"
+        raise UsageError(f"{words}; use another --loss, or texts, as letters.")
+    count = len(dataset.vocabulary)
+    parts = [Split(part.x, part.x, count, part.domain) for part in (dataset.train, dataset.test)]
+    train, test = parts
+    made = replace(dataset, train=train, test=test, classes=count, task="next_token")
+    return replace(made, made_of=dataset.sha256())
 
 
 def usual_network(name: str, loss: str = "") -> Callable[[Loader], Loader]:
@@ -193,6 +216,7 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
         "classification": (torch.int64, (), "int64 with one axis"),
         "regression": (torch.float32, (1,), "float32 [N, 1], the targets of a regression"),
         "segmentation": (torch.float32, (1, *dataset.shape[1:]), "float32 [N, 1, H, W], the masks of the images"),
+        "next_token": (torch.float32, dataset.shape, "the texts themselves"),
     }[dataset.task]
     if split.x.dtype not in (torch.uint8, torch.float32) or (split.y.dtype, split.y.shape[1:]) != (dtype, width):
         raise UsageError(
@@ -227,6 +251,8 @@ def _wrong_targets(dataset: Dataset, y: Tensor) -> tuple[Tensor, str]:
         return ~y.isfinite(), "targets must be finite"
     if dataset.task == "segmentation":
         return (y != 0) & (y != 1), "masks must be 0 or 1 in every pixel"
+    if dataset.task == "next_token":
+        return (y < 0) | (y >= dataset.classes), f"tokens must be from 0 to {dataset.classes - 1}"
     return (y < 0) | (y >= dataset.classes), f"labels must be from 0 to {dataset.classes - 1}"
 
 

@@ -218,7 +218,10 @@ def _epsilon(defense: Defense, plan: Plan, examples: int, rounds: int) -> tuple[
 def _small(config: CellConfig) -> bool:
     """Return whether a record's network may be built: one of ours, of moderate size."""
     about, words = config.model, config.model.options.get("vocabulary", 0)
-    ours = _is_ours("models", about.id) and about.options.keys() <= {"vocabulary"}  # which the data state
+    ours = _is_ours("models", about.id) and about.options.keys() <= {
+        "vocabulary",
+        "every_token",
+    }  # data and loss state them
     small = math.prod(about.shape) <= MAX_BUILT and about.classes <= MAX_BUILT // 1000
     return ours and small and isinstance(words, int) and words <= MAX_BUILT // 100
 

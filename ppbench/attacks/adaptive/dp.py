@@ -62,6 +62,7 @@ class AdaptiveDP(Attack):
     box: NonNegative = 100.0
 
     name: ClassVar[str] = "adaptive_dp"
+    next_token: ClassVar[bool] = True
     version: ClassVar[str] = "6"
     kind: ClassVar[Kind] = "reconstruction"
     adaptive: ClassVar[bool] = True
@@ -274,6 +275,7 @@ class AdaptiveSoteria(AdaptiveDP):
     """
 
     name: ClassVar[str] = "adaptive_soteria"
+    next_token: ClassVar[bool] = False
     version: ClassVar[str] = "1"
     targets: ClassVar[frozenset[str] | None] = frozenset({"soteria"})
     reference: ClassVar[str] = "Balunovic et al., ICLR 2022, leave out the whole layer; here, the columns that are zero"

@@ -61,6 +61,7 @@ class OneRunAudit(AuditAttack):
     """
 
     name: ClassVar[str] = "audit_one_run"
+    next_token: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("client/1", "server/1")
     audit: ClassVar = "rounds"
     reference: ClassVar[str] = "Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023"
@@ -99,6 +100,7 @@ class CanaryClientAudit(Attack):
     """
 
     name: ClassVar[str] = "audit_canary_clients"
+    next_token: ClassVar[bool] = True
     kind: ClassVar[Kind] = "client_membership"
     threats: ClassVar[tuple[str, ...]] = ("client/1",)
     standard: ClassVar[bool] = False

@@ -17,10 +17,11 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.metrics.modality import modality_in
+from ppbench.nets.net import token_losses
 
 
 def logit_gap(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return phi = log p_y - log sum_{j != y} p_j, [..., Q] float64 (Carlini et al. 2022); squared loss: -log loss.
+    """Return phi = log p_y - log sum_{j != y} p_j, [..., Q] float64 (Carlini et al. 2022); other losses: -log loss.
 
     Takes outputs [..., Q, C] float64 and one-hot labels [Q, C], or targets [Q, 1]. With softmax phi is
     z_y - logsumexp_{j != y} z_j, computed from the logits: p_y / (1 - p_y) would round to infinity. Over training runs
@@ -36,8 +37,11 @@ def logit_gap(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_likelihood(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return log p(y | x, model) [..., Q] float64, shapes as in `logit_gap`; for a single output minus its loss."""
-    if plan.spec.classes == 1:
+    """Return log p(y | x, model) [..., Q] float64, shapes as in `logit_gap`; for a single output minus its loss.
+
+    Of texts that are their own targets the mean over tokens, so that long ones are no less likely.
+    """
+    if plan.spec.classes == 1 or plan.next_token:
         return -plan.example_loss(outputs, labels)
     log_p = log_probabilities(plan, outputs)
     label = labels.argmax(-1, keepdim=True).expand(*log_p.shape[:-1], 1)
@@ -59,6 +63,8 @@ def target_outputs(view: View, x: Tensor, count: int) -> Tensor:
 
 
 QUERY_CHUNK = 512
+LOGITS_HELD = 2**24
+"""Logits of texts that are held at a time."""
 PROBABILITY_FLOOR = 1e-12
 """Smallest probability read from an output of a net trained with the squared loss."""
 
@@ -85,11 +91,30 @@ def client_outputs(view: View, message: Tree, x: Tensor) -> Tensor:
 
 
 def model_outputs(view: View, x: Tensor) -> Tensor:
-    """Return the outputs [Q, C] float64, on CPU, of the last model that the attacker received; NaN without one."""
+    """Return the outputs [Q, C] float64, on CPU, of the last model that the attacker received; NaN without one.
+
+    [Q, L, V] where it answers every token.
+    """
     message = last_model(view)
     if message is None:
-        return torch.full((len(x), view.plan.spec.classes), torch.nan, dtype=torch.float64)
+        each = view.plan.spec.shape if view.plan.next_token else ()
+        return torch.full((len(x), *each, view.plan.spec.classes), torch.nan, dtype=torch.float64)
     return client_outputs(view, message, x)
+
+
+def token_likelihoods(view: View, x: Tensor) -> Tensor:
+    """Return log p of each token but the first of texts x [Q, L] under the last model received, [Q, L - 1] float64.
+
+    inf at padding; NaN without a model. Logits are held of a few texts at a time, as each has L times the vocabulary.
+    """
+    message, (length,) = last_model(view), view.plan.spec.shape
+    if message is None:
+        return torch.full((len(x), length - 1), torch.nan, dtype=torch.float64)
+    parts = list[Tensor]()
+    for texts in x.split(max(1, LOGITS_HELD // (length * view.plan.spec.classes))):
+        losses, weights = token_losses(client_outputs(view, message, texts), texts.double().cpu())
+        parts.append((-losses).masked_fill(weights == 0, torch.inf))
+    return torch.cat(parts)
 
 
 def log_probabilities(plan: Plan, outputs: Tensor) -> Tensor:
@@ -177,9 +202,12 @@ class MembershipAttack(Attack):
     threats: ClassVar[tuple[str, ...]] = ("client/1",)
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
-        """Return the signal of candidates [Q, ...] float64, on CPU, NaN for none; default: the model's outputs."""
+        """Return the signal of candidates [Q, ...] float64, on CPU, NaN for none.
+
+        Default: the model's outputs, of texts that are their own targets the likelihood of each token.
+        """
         assert challenge.x is not None  # `run` has checked
-        return model_outputs(view, challenge.x)
+        return (token_likelihoods if view.plan.next_token else model_outputs)(view, challenge.x)
 
     def scores(self, plan: Plan, signal: Tensor, labels: Tensor) -> Tensor:
         """Return the scores [Q] float64, higher is member, from the signal and labels [Q, C]. Default: the signal."""

@@ -23,7 +23,7 @@ from ppbench.attacks.membership.model_queries import (
 )
 from ppbench.attacks.membership.updates import RIDGE, example_gradients, update_coefficients
 from ppbench.base.tree import Params
-from ppbench.federation.bounds import InMemoryCount, NonNegative, PositiveInt, whole_number
+from ppbench.federation.bounds import Fraction, InMemoryCount, NonNegative, PositiveInt, whole_number
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -37,11 +37,56 @@ class LossThreshold(MembershipAttack):
     """A record is a member if its loss under the last model received is small."""
 
     name: ClassVar[str] = "mia_loss"
+    next_token: ClassVar[bool] = True
     reference: ClassVar[str] = "Yeom et al., Privacy Risk in Machine Learning, CSF 2018"
 
     def scores(self, plan: Plan, signal: Tensor, labels: Tensor) -> Tensor:
-        """Return minus the plan's loss [Q] of each record."""
-        return -plan.example_loss(signal, labels)
+        """Return minus the plan's loss [Q] of each record, of texts by the likelihoods of their tokens."""
+        return mean_likelihood(signal, signal.shape[-1]) if plan.next_token else -plan.example_loss(signal, labels)
+
+
+# -- Membership inference by the least likely tokens of a text (Shi et al., ICLR 2024) --
+
+
+def mean_likelihood(likelihoods: Tensor, least: Tensor | int) -> Tensor:
+    """Return the mean [Q] of the `least` lowest of `token_likelihoods` [Q, L - 1], [Q, 1]; 0 of a text without any.
+
+    NaN where one is.
+    """
+    lowest = likelihoods.sort(-1).values
+    chosen = (torch.arange(lowest.shape[-1]) < least) & (lowest < torch.inf)
+    mean = torch.where(chosen, lowest, 0.0).sum(-1) / chosen.sum(-1).clamp(min=1)
+    return torch.where(likelihoods.isnan().any(-1), torch.nan, mean)
+
+
+@dataclass(frozen=True)
+class MinK(MembershipAttack):
+    """A text is a member if its least likely tokens are likely: a new text has a few that surprise the model.
+
+    The score is the mean log-likelihood of the `share` of a text's tokens that are the least likely, at least one.
+    """
+
+    name: ClassVar[str] = "mia_min_k"
+    next_token: ClassVar[bool] = True
+    reference: ClassVar[str] = (
+        "Shi et al., Detecting Pretraining Data from Large Language Models, ICLR 2024, Min-20% Prob"
+    )
+
+    share: Fraction = 0.2
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether texts are their own targets: then each token has a likelihood."""
+        return plan.next_token
+
+    def scores(self, plan: Plan, signal: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean log-likelihood [Q] of the least likely tokens; 0 of a text that predicts none.
+
+        Minus the loss of records that are no texts: they have one answer.
+        """
+        if not plan.next_token:
+            return -plan.example_loss(signal, labels)
+        count = (signal < torch.inf).sum(-1)
+        return mean_likelihood(signal, (self.share * count).ceil().clamp(min=1)[:, None])
 
 
 # -- Membership inference by the modified prediction entropy of Song and Mittal (USENIX Security 2021) --

@@ -137,6 +137,7 @@ class LiRA(AuditAttack):
     """
 
     name: ClassVar[str] = "mia_lira"
+    next_token: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("client/1",)
     audit: ClassVar = "references"
     adaptive: ClassVar[bool] = True  # its references are trained under the defense
@@ -218,6 +219,7 @@ class RMIA(AuditAttack):
     """
 
     name: ClassVar[str] = "mia_rmia"
+    next_token: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("client/1",)
     audit: ClassVar = "references"
     adaptive: ClassVar[bool] = True  # its references are trained under the defense

@@ -37,6 +37,7 @@ class Stack(AuditAttack):
     """
 
     name: ClassVar[str] = "mia_stack"
+    next_token: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("client/1", "server/1")
     audit: ClassVar = "rounds"
     reference: ClassVar[str] = "Wolpert, Stacked Generalization, Neural Networks 1992; scores: see the attacks stacked"
@@ -48,7 +49,7 @@ class Stack(AuditAttack):
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
         outputs, labels = model_outputs(view, challenge.x), challenge.labels.double().cpu()
         scores = [logit_gap(view.plan, outputs, labels)]
-        if view.plan.spec.classes > 1:
+        if view.plan.spec.classes > 1 and not view.plan.next_token:
             scores.append(-modified_entropy(log_probabilities(view.plan, outputs), labels))
         more: list[AuditAttack] = []
         if challenge.references is not None:

@@ -212,6 +212,7 @@ class UpdateCosine(AuditAttack):
     """
 
     name: ClassVar[str] = "mia_update_cosine"
+    next_token: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("server/1",)
     audit: ClassVar = "rounds"
     reference: ClassVar[str] = (
@@ -303,6 +304,7 @@ class UploadMembers(MembershipAttack):
     """
 
     name: ClassVar[str] = "mia_upload"
+    next_token: ClassVar[bool] = True
     kind: ClassVar[Kind] = "batch_membership"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
     reference: ClassVar[str] = (

@@ -121,6 +121,7 @@ class DLG(ImageSearch):
     """
 
     name: ClassVar[str] = "dlg"
+    next_token: ClassVar[bool] = True
     version: ClassVar[str] = "2"
     quick: ClassVar[bool | Literal["unaware", "foreign"]] = False
     reference: ClassVar[str] = "Zhu, Liu and Han, Deep Leakage from Gradients, NeurIPS 2019"

@@ -48,6 +48,7 @@ class IG(Inversion):
     """
 
     name: ClassVar[str] = "ig"
+    next_token: ClassVar[bool] = True
     version: ClassVar[str] = "3"
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020"
 
@@ -110,6 +111,7 @@ class IGMasked(IG):
     """
 
     name: ClassVar[str] = "ig_masked"
+    next_token: ClassVar[bool] = False
     version: ClassVar[str] = "1"
     quick: ClassVar[Literal["unaware"]] = "unaware"
     reference: ClassVar[str] = (

@@ -75,6 +75,7 @@ class Lamp(ImageSearch):
     """
 
     name: ClassVar[str] = "lamp"
+    next_token: ClassVar[bool] = True
     version: ClassVar[str] = "2"
     reads_tokens: ClassVar[bool] = True
     standard: ClassVar[bool] = False

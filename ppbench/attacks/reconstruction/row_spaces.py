@@ -25,6 +25,10 @@ READ_DISTANCE = 1e-3
 """Distance from the row space, relative to the input's norm, up to which an input counts as read."""
 FAR_BEHIND = 0.03
 """The same where the rounding hides directions: wrong tokens are at 0.1 and more."""
+LEAST_FREE = 0.02
+"""Share of directions that a row space must leave free to tell anything."""
+BEHIND = 3
+"""Groups of layers whose inputs depend on the text that are looked at: those behind the first attention."""
 SKETCHES = 16
 """Directions orthogonal to the row space by which nearly all tokens are ruled out, before the distance is computed."""
 BLOCK = 512
@@ -86,12 +90,25 @@ def _weight_of(name: str, part: nn.Module) -> str:
 class LinearGroups:
     """The trained linear layers that read every token, in the order of the pass; those that share an input are a group.
 
+    The last is the head where it answers every token.
+
     names: by group. alone: the number of groups at the beginning whose inputs depend on nothing but a token and its
     place; those behind depend on the text.
     """
 
     names: tuple[tuple[str, ...], ...] = ()
     alone: int = 0
+
+    @property
+    def head(self) -> int:
+        """The number of the head's group; -1 where it does not answer every token."""
+        return len(self.names) - 1 if self.names and self.names[-1] == ("head",) else -1
+
+    @property
+    def looked_at(self) -> list[int]:
+        """The numbers of the groups whose row spaces are computed: the first ones, and the head's."""
+        first = [*range(min(len(self.names), self.alone + BEHIND))]
+        return first if self.head in {-1, *first} else [*first, self.head]
 
 
 @lru_cache(maxsize=32)
@@ -100,13 +117,13 @@ def linear_groups(plan: Plan) -> LinearGroups:
     if not plan.net.embedding:
         return LinearGroups()
     net, params = plan.net, initial(plan.spec, 0)
-    linear = [name for name, part in net.module.named_modules() if _is_linear(part) and name != "head"]
+    linear = [name for name, part in net.module.named_modules() if _is_linear(part)]
     length = plan.spec.shape[0]
     texts = torch.full((3, length), 1.0)
     other = 2.0 if plan.vocabulary is None else float(len(plan.vocabulary) - 1)
     texts[1, length // 2 :] = texts[2, : length // 2] = other
     with torch.no_grad(), _watched(net.module, linear) as order:
-        net.features(params, texts)
+        net(params, texts)
     groups: list[list[str]] = []
     for name, x in order.items():
         weight = _weight_of(name, net.module.get_submodule(name))
@@ -170,7 +187,7 @@ class TextReader:
         parts: list[list[Tensor]] = []
         for block in texts.split(BLOCK):
             with torch.no_grad(), _watched(self.plan.net.module, names, names[group]) as read, suppress(_Read):
-                self.plan.net.features(self.params, block)
+                self.plan.net(self.params, block)
             parts.append([read[name] for name in names[: group + 1]])
         return [torch.cat(some) for some in zip(*parts, strict=True)]
 
@@ -249,6 +266,14 @@ class RowSpace:
         return 1 - float(self.weights.sum()) / self.rows.shape[1]
 
     @property
+    def tells(self) -> bool:
+        """Whether what lies outside was not read: it leaves directions free, and not because its gradient has few rows.
+
+        A gradient of as many directions as rows, as that of an adapter of low rank, may hide more inputs.
+        """
+        return self.free > LEAST_FREE and not self.rank == len(self.rows) < self.rows.shape[1]
+
+    @property
     def rank(self) -> int:
         """The number of directions that stand out of noise and rounding."""
         return int((self.weights > 0.5).sum())
@@ -283,7 +308,7 @@ def row_space(gradients: Sequence[Tensor], noise: float) -> RowSpace:
     floor = max(ROUNDED_SIZE * float(sizes[0]), level * (math.sqrt(len(matrix)) + math.sqrt(matrix.shape[1])))
     weights = sizes**2 / (sizes**2 + floor**2)
     seen = sizes[weights > 0.5]
-    condition = float(sizes[0] / seen[-1]) if len(seen) else math.inf
+    condition = float(sizes[0] / seen[-1]) if len(seen) else 1 / ROUNDED_SIZE
     whole = 0 < len(seen) < len(sizes) and float(seen[-1]) > 5 * floor and float(sizes[len(seen)]) < 0.2 * floor
     return RowSpace(rows.float(), weights.float(), condition, floor, whole)
 

@@ -6,6 +6,10 @@ of the first attention the input of a token is a known function of the token and
 tokens stand in one text, of a decoder from left to right, of an encoder by sorting them (`token_pairs`) and exchanging
 those that are wrong until all inputs lie in the row space. No label, no loss and no factor of the gradient enters.
 
+Where texts are their own targets (the next-token loss), no layer reads what behind which nothing is predicted: a text's
+last token. The head's gradient shows it, once the others are known (`with_last_tokens`). This head reads every token:
+where adapters of low rank are all that is trained before it, its row space alone tells texts, from left to right.
+
 Noise of standard deviation s on a gradient [m, n] drowns singular values below s (sqrt m + sqrt n); directions count by
 how far they stand out of it (`RowSpace.weights`). For eight single letters (`letters`, untrained encoder, width 96) the
 smallest singular value predicts s = 4e-4 to 9e-4. Measured: all tokens at 1e-4, 61 % at 1e-3, none at 1e-2, where a
@@ -27,6 +31,7 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import guessed_labels
 from ppbench.attacks.reconstruction.row_spaces import (
     FAR_BEHIND,
+    LEAST_FREE,
     READ_DISTANCE,
     ROUNDED_SIZE,
     RowSpace,
@@ -42,6 +47,8 @@ from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
+from ppbench.nets.classifier import HEAD_NAMES
+from ppbench.nets.net import token_losses
 
 SHORTLISTS = (64, 512)
 """Tokens of a place whose distance is computed: for one text, and for more, whose tokens may seem to stand anywhere."""
@@ -107,8 +114,6 @@ def near_tokens(
 
 # -- Which tokens stand in one text --
 
-BEHIND = 3
-"""Groups of layers whose inputs depend on the text that are looked at: those behind the first attention."""
 BEGINNINGS = 4
 """Beginnings that are followed of each text of a decoder."""
 EXCHANGE_ROUNDS = 60
@@ -337,6 +342,117 @@ def _with(text: Tensor, tokens: Mapping[int, int]) -> Tensor:
     return changed
 
 
+# -- Texts that are their own targets: the token that no layer reads --
+
+REPLAYED, MOST_UNSURE = 1e-6, 1e-4
+"""Relative squared mismatch of texts that explain a gradient, and what noise may add: a wrong token leaves 1e-3."""
+NOISE_SPREAD = 0.05
+"""Share of the squared noise by which its sum over a network's weights is taken to vary: it varies by less."""
+LIKELY_ENDS, CERTAIN_TOKENS = 8, 3
+"""Last tokens that are tried of a text, and tokens behind each of which the model is sure, which leave no gradient."""
+SURE_SHARE = 0.5
+"""Probability from which on the model is sure of a token."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An observation, and what texts that are their own targets leave of it."""
+
+    evidence: Evidence
+
+    def __call__(self, texts: Tensor) -> float:
+        """Return the discrepancy of texts [B, L]."""
+        x = texts.double().to(self.evidence.device).unflatten(0, (len(self.evidence.unit), -1))
+        simulated = {n: v.detach() for n, v in self.evidence.simulate(x, x).items() if n in self.evidence.observed}
+        return float(self.evidence.discrepancy(simulated))
+
+    def is_exact(self, left: float) -> bool:
+        """Return whether a discrepancy is rounding, or noise of the known law in which no wrong token is lost."""
+        e, scale = self.evidence, max(float(self.evidence.scale()), 1e-300)
+        law = e.noise if e.measure == "squares" and e.weight is None else None
+        noise = 0.0 if law is None else sum(law.of(name) ** 2 * value.numel() for name, value in e.observed.items())
+        spread = NOISE_SPREAD * noise
+        return spread < MOST_UNSURE * scale and left < REPLAYED * scale + noise + spread
+
+
+def tokens_predicted(observed: Params, words: Tensor) -> Tensor:
+    """Return those of `words` whose entry in the gradient of the head's bias is negative: most of the targets.
+
+    An entry is the mean prediction less the token's share of the targets. All words if there is no bias.
+    """
+    bias = observed.get(HEAD_NAMES[1])
+    return words if bias is None else words[bias.detach().cpu()[words] < 0]
+
+
+def with_last_tokens(
+    reader: TextReader, observed: Params, texts: Tensor, replay: Replay, tries: bool
+) -> tuple[Tensor, bool]:
+    """Return texts [B, L] with their ends, and whether they explain the observation.
+
+    The token behind the last that was read is a target alone. Those behind which the model was sure have no gradient:
+    its own are tried. Of several ends the one that explains most; without `tries` the likeliest.
+    """
+    counts = (texts != PADDING).sum(1)
+    if bool((counts == 0).any()) or bool((counts == texts.shape[1]).any()):
+        return texts, replay.is_exact(replay(texts))
+    likely = likely_ends(reader, observed, texts, counts)
+    best = texts.clone()
+    best[torch.arange(len(texts)), counts] = likely[:, 0]
+    least = replay(best)
+    for row in range(len(texts) if tries else 0):
+        if replay.is_exact(least):
+            break
+        for end in likely[row]:
+            text = texts[row].clone()
+            text[counts[row]] = end
+            for longer in _going_on(reader, text):
+                trial = best.clone()
+                trial[row] = longer
+                if (left := replay(trial)) < least:
+                    best, least = trial, left
+    return best, replay.is_exact(least)
+
+
+def _going_on(reader: TextReader, text: Tensor) -> Iterator[Tensor]:
+    """Yield a text [L], and the same with one more token each time that the network is sure of one."""
+    for length in range(int((text != PADDING).sum()), len(text) + 1)[: 1 + CERTAIN_TOKENS]:
+        yield text
+        if length == len(text):
+            return
+        with torch.no_grad():
+            share, token = reader.plan.net(reader.params, text[None])[0, length - 1].softmax(-1).max(0)
+        if float(share) < SURE_SHARE or int(token) == PADDING:
+            return
+        text = text.clone()
+        text[length] = float(token)
+
+
+def likely_ends(reader: TextReader, observed: Params, texts: Tensor, counts: Tensor) -> Tensor:
+    """Return the likeliest tokens [B, `LIKELY_ENDS`] behind texts [B, L] of `counts` [B] tokens, first the likeliest.
+
+    The gradient of all known targets and of the normalizer (logsumexp) behind the last ones, less what was observed, is
+    the weighted sum of the slopes of the last tokens' own logits. Of a text's logits the one whose slope by the weights
+    has the largest product with it is the last token's: of the head's weights, if they are seen, no other has any.
+    """
+    plan, rows, head = reader.plan, torch.arange(len(texts)), observed.keys() & {*HEAD_NAMES}
+    params = {name: value.double().requires_grad_() for name, value in reader.params.items()}
+    like = next(iter(params.values()))
+    x, weights = texts.double().to(like.device), plan.target_weights(counts).to(like.device)
+    with torch.enable_grad():
+        logits = plan.net(params, x)
+        last = logits[rows, counts - 1]
+        losses = token_losses(logits, x)[0].sum(1) + last.logsumexp(1)
+        seen = [name for name in params if name in (head or observed)]
+        known = torch.autograd.grad((weights * losses).sum(), [params[name] for name in seen], retain_graph=True)
+        shares = torch.zeros_like(last).requires_grad_()  # a derivative by what is linear in them: J v by two passes
+        pulled = torch.autograd.grad((shares * last).sum(), [params[name] for name in seen], create_graph=True)
+        left = [slope - observed[name].double() for name, slope in zip(seen, known, strict=True)]
+        product = torch.stack([(one * other).sum() for one, other in zip(pulled, left, strict=True)]).sum()
+        (products,) = torch.autograd.grad(product, shares)
+    count = min(LIKELY_ENDS, products.shape[1] - PADDING - 1)
+    return products[:, PADDING + 1 :].topk(count).indices.float().cpu() + PADDING + 1
+
+
 @dataclass(frozen=True)
 class TokenRows(Attack):
     """Texts by the row spaces of a transformer's first gradients, see the module.
@@ -349,6 +465,7 @@ class TokenRows(Attack):
     """
 
     name: ClassVar[str] = "token_rows"
+    next_token: ClassVar[bool] = True
     exact: ClassVar[bool] = True
     reads_tokens: ClassVar[bool] = True
     kind: ClassVar[Kind] = "reconstruction"
@@ -372,8 +489,8 @@ class TokenRows(Attack):
         return [self._guess(victim) for victim in posed(evidence, plan, challenges, generator)]
 
     def _guess(self, victim: PosedVictim) -> Guess:
-        count = victim.size[0]
-        labels, evidence, plan = guessed_labels(victim), victim.evidence, victim.plan
+        count, evidence, plan = victim.size[0], victim.evidence, victim.plan
+        labels = None if plan.next_token else guessed_labels(victim)
         texts = torch.full(victim.size, float(PADDING))
         if evidence is None or evidence.params is None:
             return Guess(x=texts, y=labels, evaluations=1)
@@ -381,32 +498,61 @@ class TokenRows(Attack):
         reader = TextReader(plan, {name: value.detach() for name, value in evidence.params.items()}, groups)
         std = 0.0 if evidence.noise is None else evidence.noise.std
         observed = {name: value for name, value in evidence.observed.items() if bool(value.isfinite().all())}
-        spaces = spaces_of(reader, observed, range(min(len(groups.names), groups.alone + BEHIND)), std)
-        alone = [group for group in spaces if group < groups.alone]
-        if not alone:
+        spaces = spaces_of(reader, observed, groups.looked_at, std)
+        read = self._read(reader, spaces, observed, std, victim)
+        if read is None:
             return Guess(x=texts, y=labels, evaluations=1)
-        group = max(alone, key=lambda one: spaces[one].free)
-        words = tokens_present(reader, observed, std)
-        near = near_tokens(reader, group, spaces[group], words, count, victim.generator)
-        text_filter = self._filter(reader, spaces, count)
-        if text_filter is None:
-            texts_read = _nearest(near, count)
-        elif _reads_back(reader):
-            texts_read = _from_left(text_filter, near, count)
-        else:
-            texts_read = _by_exchange(text_filter, near, reader.gradients(observed, group), count, victim.generator)
+        near, text_filter, texts_read = read
         for row, one in zip(texts, texts_read, strict=False):
             row[:] = torch.tensor(one.tokens, dtype=torch.float32)
         limit = READ_DISTANCE if text_filter is None else text_filter.space.limit
         solved = _solved(reader, near, texts_read, count, limit)
+        if plan.next_token:
+            is_read = count <= self.largest_batch and solved.residual < FAR_BEHIND
+            texts, explained = with_last_tokens(reader, observed, texts, Replay(evidence), tries=is_read)
+            solved = replace(solved, exact=explained)
         confidence = solved.residual if len(texts_read) >= count and near.space.free > LEAST_FREE else 1.0
         return Guess(x=texts, y=labels, confidence=confidence, evaluations=1, layers=(solved,))
 
+    def _read(
+        self, reader: TextReader, spaces: Mapping[int, RowSpace], observed: Params, std: float, victim: PosedVictim
+    ) -> tuple[NearTokens, TextFilter | None, list[ReadText]] | None:
+        """Return the tokens near each place, what put texts together, and the texts; None where nothing was read."""
+        if not spaces:
+            return None
+        count, words = victim.size[0], tokens_present(reader, observed, std)
+        alone = [group for group in spaces if group < reader.groups.alone]
+        head = reader.groups.head
+        if head in spaces and spaces[head].tells and not any(spaces[group].tells for group in alone):
+            return self._by_head(reader, TextFilter(reader, head, spaces[head]), words, observed, count)
+        if not alone:
+            return None
+        group = max(alone, key=lambda one: spaces[one].free)
+        near = near_tokens(reader, group, spaces[group], words, count, victim.generator)
+        text_filter = self._filter(reader, spaces, count)
+        if text_filter is None:
+            return near, text_filter, _nearest(near, count)
+        if _reads_back(reader):
+            return near, text_filter, _from_left(text_filter, near, count)
+        gradients = reader.gradients(observed, group)
+        return near, text_filter, _by_exchange(text_filter, near, gradients, count, victim.generator)
+
+    def _by_head(
+        self, reader: TextReader, text_filter: TextFilter, words: Tensor, observed: Params, count: int
+    ) -> tuple[NearTokens, TextFilter, list[ReadText]]:
+        """Return the same by the head alone: its targets are tried first, then every token."""
+        for targets in (tokens_predicted(observed, words), words):
+            places = [tuple(words.tolist()), *[tuple(targets.tolist())] * (reader.plan.spec.shape[0] - 1)]
+            zeros = tuple((0.0,) * len(some) for some in places)
+            near = NearTokens(tuple(places), zeros, text_filter.group, text_filter.space)
+            texts_read = _from_left(text_filter, near, count)
+            if len(texts_read) >= count and max(one.distance for one in texts_read[:count]) < text_filter.space.limit:
+                break
+        return near, text_filter, texts_read
+
     def _filter(self, reader: TextReader, spaces: Mapping[int, RowSpace], count: int) -> TextFilter | None:
         """Return the filter that puts texts together; None of one text, of too many, and where rows tell nothing."""
-        behind = {
-            group: space for group, space in spaces.items() if group >= reader.groups.alone and space.free > LEAST_FREE
-        }
+        behind = {group: space for group, space in spaces.items() if group >= reader.groups.alone and space.tells}
         if count == 1 or count > self.largest_batch or not behind:
             return None
         freest = max(behind, key=lambda group: behind[group].free)
@@ -414,8 +560,8 @@ class TokenRows(Attack):
         return TextFilter(reader, usual, behind[usual])
 
 
-LEAST_FREE, ENOUGH_FREE = 0.02, 0.3
-"""Share of directions that a row space must leave free to tell anything, and to be used before layers behind it."""
+ENOUGH_FREE = 0.3
+"""Share of directions that a row space must leave free to be used before those of layers behind it."""
 
 
 def _reads_back(reader: TextReader) -> bool:

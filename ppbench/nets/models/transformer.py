@@ -1,8 +1,9 @@
-"""Transformers that classify texts: an encoder and a decoder, small enough to train on a CPU."""
+"""Transformers that classify texts, or continue them: an encoder and a decoder, small enough to train on a CPU."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,36 @@ def _shares(real: Tensor, causal: bool) -> Tensor:
     return (places == count - 1).to(real.dtype)
 
 
+@dataclass(frozen=True)
+class TextReading:
+    """How a network reads texts.
+
+    causal: whether a token sees only those before it. every_token: whether each token is answered, else the text.
+    """
+
+    causal: bool
+    every_token: bool = False
+
+    def scores(self, real: Tensor) -> Tensor:
+        """Return what is added to scores of attention [B, L, L] of tokens that are real, [B, L]."""
+        return _scores(real, self.causal)
+
+    def answered(self, tokens: Tensor, real: Tensor) -> Tensor:
+        """Return what the head reads of tokens [B, L, D]: these, or one vector a text [B, D]."""
+        return tokens if self.every_token else (tokens * _shares(real, self.causal)[..., None]).sum(1)
+
+
 class TextFeatures(nn.Module):
     """Embeddings, positions and blocks, then one vector a text: the mean of an encoder, the last token of a decoder.
+    Or all tokens' vectors.
 
     It takes token numbers [B, L], rounded, of which `PADDING` is passed over, or vectors [B, L, D] in the place of
     embeddings, none of which is padding: so attacks search texts.
     """
 
-    def __init__(self, vocabulary: int, length: int, width: int, heads: int, depth: int, causal: bool) -> None:
+    def __init__(self, vocabulary: int, length: int, width: int, heads: int, depth: int, reading: TextReading) -> None:
         super().__init__()
-        self.causal = causal
+        self.reading = reading
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.empty(length, width))
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
@@ -89,29 +110,27 @@ class TextFeatures(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features [B, D] of token numbers [B, L] or vectors [B, L, D]."""
+        """Return features [B, D], or [B, L, D], of token numbers [B, L] or vectors [B, L, D]."""
         tokens, real = _tokens(x, self.embedding.weight)
-        tokens, scores = tokens + self.positions[: tokens.shape[1]], _scores(real, self.causal)
+        tokens, scores = tokens + self.positions[: tokens.shape[1]], self.reading.scores(real)
         for block in self.blocks:
             tokens = block(tokens, scores)
-        out: Tensor = (self.norm(tokens) * _shares(real, self.causal)[..., None]).sum(1)
-        return out
+        return self.reading.answered(self.norm(tokens), real)
 
 
 class SavedFeatures(nn.Module):
-    """A stack that `transformers` saved, in eval mode, then one vector a text as `TextFeatures` gives it."""
+    """A stack that `transformers` saved, in eval mode, then one vector a text, or all, as `TextFeatures` gives them."""
 
-    def __init__(self, stack: nn.Module, embedding: nn.Embedding, causal: bool) -> None:
+    def __init__(self, stack: nn.Module, embedding: nn.Embedding, reading: TextReading) -> None:
         super().__init__()
-        self.stack, self.causal = stack.eval(), causal
+        self.stack, self.reading = stack.eval(), reading
         self._table = [embedding]  # in a list: the stack has it already
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features [B, D] of token numbers [B, L] or vectors [B, L, D]."""
+        """Return features [B, D], or [B, L, D], of token numbers [B, L] or vectors [B, L, D]."""
         tokens, real = _tokens(x, self._table[0].weight)
-        state = self.stack(inputs_embeds=tokens, attention_mask=_scores(real, self.causal)[:, None])
-        out: Tensor = (state.last_hidden_state * _shares(real, self.causal)[..., None]).sum(1)
-        return out
+        state = self.stack(inputs_embeds=tokens, attention_mask=self.reading.scores(real)[:, None])
+        return self.reading.answered(state.last_hidden_state, real)
 
 
 ADAPTED = ("query_key_value", "query", "value", "c_attn", "q_proj", "v_proj")
@@ -166,7 +185,8 @@ def transformer(
         frozen_embedding: whether embeddings of tokens and places are constants, as in much fine-tuning.
         lora: rank of the attention's adapters, which are trained in place of all weights but the head's; 0: none.
     """
-    return _classifier(shape, classes, (vocabulary, width, heads, depth), frozen_embedding, lora, causal=False)
+    sizes = vocabulary, width, heads, depth
+    return _classifier(shape, classes, sizes, frozen_embedding, lora, TextReading(causal=False))
 
 
 def gpt(
@@ -179,18 +199,22 @@ def gpt(
     depth: int = 2,
     frozen_embedding: bool = False,
     lora: int = 0,
+    every_token: bool = False,
 ) -> Classifier:
     """A decoder of texts as GPT-2 has it: a token sees those before it, and the last one is classified.
 
     Args:
         shape: (length,) in tokens; a text may be shorter.
-        classes: of texts.
+        classes: of texts; where every token is answered, of tokens.
         vocabulary: number of tokens; that of the data set where it is left out.
         width, heads, depth: of a token's vector, a multiple of heads; of blocks. The MLP is four times as wide.
         frozen_embedding: whether embeddings of tokens and places are constants, as in much fine-tuning.
         lora: rank of the attention's adapters, which are trained in place of all weights but the head's; 0: none.
+        every_token: whether each token is answered by the next one; `--loss next_token` sets it. The head has weights
+            of its own: it is not tied to the embedding, as GPT-2's is.
     """
-    return _classifier(shape, classes, (vocabulary, width, heads, depth), frozen_embedding, lora, causal=True)
+    reading = TextReading(True, checked_flag("every_token", every_token))
+    return _classifier(shape, classes, (vocabulary, width, heads, depth), frozen_embedding, lora, reading)
 
 
 def hf(
@@ -201,22 +225,21 @@ def hf(
     vocabulary: int = 0,
     frozen_embedding: bool = False,
     lora: int = 0,
+    every_token: bool = False,
 ) -> Classifier:
     """A network of texts that the library `transformers` saved, under a new head; BERT, GPT-2 and their like.
 
     Args:
         shape: (length,) in tokens; a text may be shorter.
-        classes: of texts.
+        classes: of texts; where every token is answered, of tokens.
         weights: its folder (config.json and model.safetensors), read without code of its own and without a network.
         vocabulary: of the data set, which must be its tokenizer's: texts must not have more tokens than it knows.
         frozen_embedding: whether embeddings, of tokens and places, are constants, as in much fine-tuning.
         lora: rank of the attention's adapters, which are trained in place of all weights but the head's; 0: none.
+        every_token: whether each token of a decoder is answered by the next one; `--loss next_token` sets it. The head
+            starts as the embedding, as GPT-2's is, and is then trained apart from it.
     """
-    if len(shape) != 1:
-        raise ValueError(f"it takes texts (length,), not {tuple(shape)}")
-    if not weights:
-        raise ValueError("it needs the folder of a saved network, weights=FOLDER")
-    stack = _saved(Path(weights).expanduser())
+    stack = _saved(weights, shape)
     table = stack.get_input_embeddings()
     if vocabulary > table.num_embeddings:
         words = "take its tokenizer, text:FILE?tokenizer=FOLDER"
@@ -225,14 +248,29 @@ def hf(
         for part in stack.modules():
             if isinstance(part, nn.Embedding):
                 part.requires_grad_(False)
-    causal = not _looks_ahead(stack, table.embedding_dim)
+    reading = TextReading(not _looks_ahead(stack, table.embedding_dim), checked_flag("every_token", every_token))
     if checked_int("lora", lora, 0):
         _adapt(stack, lora)
-    model = Classifier(SavedFeatures(stack, table, causal), nn.Linear(table.embedding_dim, classes))
+    model = Classifier(SavedFeatures(stack, table, reading), _head(table.weight, classes, reading))
     model.embedding = next(name for name, value in model.named_parameters() if value is table.weight)
-    model.from_file = True
+    model.from_file, model.every_token = True, reading.every_token
     _freeze_unread(model, shape)
     return model
+
+
+def _head(table: Tensor, classes: int, reading: TextReading) -> nn.Linear:
+    """Return the head on a saved stack with an embedding [V, D]: drawn, or where it answers every token, that table.
+
+    ValueError: every token would be answered by one that sees it.
+    """
+    if reading.every_token and not reading.causal:
+        raise ValueError("its tokens see those behind them, so none can be predicted; take a decoder, as GPT-2")
+    head = nn.Linear(table.shape[1], classes)
+    if reading.every_token:
+        with torch.no_grad():
+            head.weight.copy_(table[:classes])
+            head.bias.zero_()
+    return head
 
 
 def _freeze_unread(model: Classifier, shape: tuple[int, ...]) -> None:
@@ -243,8 +281,13 @@ def _freeze_unread(model: Classifier, shape: tuple[int, ...]) -> None:
         value.requires_grad_(slope is not None)
 
 
-def _saved(folder: Path) -> Any:
-    """Return the stack without a head that lies in a folder (ValueError: none does)."""
+def _saved(weights: str, shape: tuple[int, ...]) -> Any:
+    """Return the stack without a head that lies in a folder (ValueError: none does, or inputs are no texts)."""
+    if len(shape) != 1:
+        raise ValueError(f"it takes texts (length,), not {tuple(shape)}")
+    if not weights:
+        raise ValueError("it needs the folder of a saved network, weights=FOLDER")
+    folder = Path(weights).expanduser()
     torchvision()  # first: `transformers` cannot import what is built for CUDA alone
     try:
         from transformers import AutoModel, logging  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -274,7 +317,12 @@ def _looks_ahead(stack: nn.Module, width: int) -> bool:
 
 
 def _classifier(
-    shape: tuple[int, ...], classes: int, sizes: tuple[int, int, int, int], frozen: bool, lora: int, *, causal: bool
+    shape: tuple[int, ...],
+    classes: int,
+    sizes: tuple[int, int, int, int],
+    frozen: bool,
+    lora: int,
+    reading: TextReading,
 ) -> Classifier:
     vocabulary, width, heads, depth = sizes
     if len(shape) != 1:
@@ -283,12 +331,12 @@ def _classifier(
     checked_int("depth", depth, 1, DEEPEST)
     if checked_int("width", width, 2) % checked_int("heads", heads, 1):
         raise ValueError(f"width must be a multiple of heads={heads}, not {width}")
-    features = TextFeatures(vocabulary, shape[0], width, heads, depth, causal)
+    features = TextFeatures(vocabulary, shape[0], width, heads, depth, reading)
     if checked_flag("frozen_embedding", frozen):
         features.embedding.weight.requires_grad_(False)
         features.positions.requires_grad_(False)
     if checked_int("lora", lora, 0):
         _adapt(features, lora)
     model = Classifier(features, nn.Linear(width, classes))
-    model.embedding = "features.embedding.weight"
+    model.embedding, model.every_token = "features.embedding.weight", reading.every_token
     return model

@@ -450,7 +450,7 @@ def _accuracy(row: SummaryRow) -> Lines:
     if v.accuracy is None:
         return () if v.mse is None else (f"MSE {v.mse:.3g}",)
     points = () if v.loss is None else (f"{round(v.loss, 1) + 0.0:+.1f} points",)
-    return (f"{v.accuracy:.1%}", *points, *(("not usable",) if v.usable is False else ()))
+    return (f"{v.accuracy:.1%}{v.counted}", *points, *(("not usable",) if v.usable is False else ()))
 
 
 def _leak(row: SummaryRow) -> Lines:

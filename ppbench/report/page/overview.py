@@ -301,16 +301,18 @@ def setting_words(setting: Setting) -> str:
 
 
 def model_words(setting: Setting) -> str:
-    """Return the model in a clause: "30.1% accurate, 20.7 points below the undefended 50.7%"; "" without figures."""
+    """Return the model in a clause: "30.1% accurate, 20.7 points below the undefended 50.7%"; "" without figures.
+
+    Of texts that are their own targets "30.1% of next tokens right".
+    """
     accuracy, loss = setting.accuracy, setting.loss
     if accuracy is None:
         return "" if setting.mse is None else f"mean squared error {setting.mse:.3g}"
+    right = f"{accuracy:.1%}{setting.counted} {'right' if setting.counted else 'accurate'}"
     if loss is None:
-        return f"{accuracy:.1%} accurate"
+        return right
     side = "above" if loss > 0 else "below"
-    return (
-        f"{accuracy:.1%} accurate, {abs(round(loss, 1)):.1f} points {side} the undefended {accuracy - loss / 100:.1%}"
-    )
+    return f"{right}, {abs(round(loss, 1)):.1f} points {side} the undefended {accuracy - loss / 100:.1%}"
 
 
 def guarantee_words(setting: Setting) -> str:

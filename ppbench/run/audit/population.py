@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.victims import Candidates
 from ppbench.base.errors import UsageError
+from ppbench.base.machine import check_room
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Data, Plan
@@ -26,7 +27,7 @@ from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
 MISLABELLED = "mislabelled"
-"""The family of canaries that every kind of data has: test records with a wrong target."""
+"""The family of canaries that every kind of data has whose records have a target: test records with a wrong one."""
 
 
 def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...], Tensor]:
@@ -35,8 +36,8 @@ def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...
     Mislabelled: test records with another one's class, mask or number. Blank: each quarter of an image in each channel
     (of a table row, each of four blocks of columns) at one level; one level for all would put blanks on a line, where
     they hide each other (AUC of LiRA 0.77 against 0.88). Out of distribution: uniform noise, or random tokens. Planted:
-    texts with random names and numbers. All but mislabelled ones have random targets. UsageError: too few test
-    examples.
+    texts with random names and numbers. All but mislabelled ones have random targets; of texts that are their own
+    targets there are no mislabelled ones. UsageError: too few test examples.
     """
     test = task.test
     if count >= len(test.x):
@@ -48,6 +49,8 @@ def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...
     used = torch.randperm(len(test.x), generator=generator)[:count]
     modality = modality_in(task.plan)
     made = modality.canaries(test.x[used], test.x, task.plan, generator)
+    if task.predicts_tokens:
+        return Data(made, made.clone()), tuple(name for name in modality.canary_families for _ in range(count)), used
     x = torch.cat([test.x[used], made])
     y = torch.cat([_wrong(task, used, generator), _random(task, len(made), generator)])
     return Data(x, y), tuple(name for name in (MISLABELLED, *modality.canary_families) for _ in range(count)), used
@@ -155,6 +158,10 @@ def populate(experiment: Experiment) -> Population:
     half = random_half(2 * code + keep[0].long(), seeds.generator("half")).long()
     rest = torch.ones(len(task.test.x), dtype=torch.bool)
     rest[used] = False
+    if task.predicts_tokens:
+        size = 8.0 * config.references * (len(x) + len(rest)) * task.plan.spec.shape[0] * task.plan.spec.classes
+        right = "use fewer --references or --candidates, or shorter texts"
+        check_room(size, f"The answers of {config.references} reference runs to every token", right)
     auxiliary, others = _auxiliary(task, base, Data(task.test.x[rest], task.test.y[rest]), seeds)
     candidates = Candidates(x, y, keep[0], half, words)
     sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}

@@ -114,8 +114,10 @@ class PosedVictim:
     def labels(self, label: Label) -> Tensor | None:
         """Return one-hot labels [N, C] float32, granted or inferred as in `attacks.labels`; None if unknown.
 
-        Of several observations they are read off the mean.
+        Of several observations they are read off the mean. Texts that are their own targets have none: [N, 1], unused.
         """
+        if self.plan.next_token:
+            return torch.zeros(self.size[0], 1)
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
         evidence, classes = self.gradient or self.evidence, self.plan.spec.classes
