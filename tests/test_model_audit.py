@@ -436,7 +436,7 @@ def test_parts_of_answers_wrapped_frozen_and_training_networks_are_taken_as_they
 
 def test_attacks_on_what_a_defense_sends_or_that_need_references_are_left_out():
     names = {attack.name for attack in membership_attacks(False)}
-    assert names == {"mia_loss", "mia_mentr", "mia_nn", "mia_stack"}
+    assert names == {"mia_loss", "mia_mentr", "mia_min_k", "mia_nn", "mia_stack"}
     assert {attack.name for attack in membership_attacks(True)} - names == {
         *("mia_lira", "mia_lira_offline", "mia_rmia", "mia_rmia_offline"),
     }

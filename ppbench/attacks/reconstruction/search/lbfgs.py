@@ -18,7 +18,7 @@ RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Reason = Literal["converged", "budget", "stalled", "line search", "not finite"]
 
 ARMIJO, CURVATURE, TRIES = 1e-4, 1e-10, 20
-LARGE = 1e12
+LARGE_LOSS = 1e12
 """First loss above which a run is computed in units of it."""
 CACHE, GPU_CACHE = 2**25, 2**32
 """Bytes of pairs worked on at once, on a CPU (as its cache holds) and elsewhere; fixed, for rounding depends on it."""
@@ -220,13 +220,13 @@ class Run:
         self.replace()
 
     def in_units(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Return losses and gradients in units of the first loss where that is above `LARGE`: squares overflow there.
+        """Return losses and gradients in units of the first loss if that is above `LARGE_LOSS`, where squares overflow.
 
         So large is the mismatch at the start where a trained model fits its batch: the observed gradient is nearly 0.
         """
         if any(slot.loss == float("inf") for slot in self.slots):
             for slot, first in zip(self.slots, loss.tolist(), strict=True):
-                if slot.loss == float("inf") and LARGE < first < float("inf"):
+                if slot.loss == float("inf") and LARGE_LOSS < first < float("inf"):
                     self.units[slot.victim] = first
         units = [self.units[slot.victim] for slot in self.slots]
         if all(unit == 1.0 for unit in units):
