@@ -50,8 +50,11 @@ class TextSample:
     readings: tuple[tuple[str, MarkedText], ...]
 
 
-def text_samples(table: Overview) -> list[TextSample]:
-    """Return the sample of an evaluation, of the settings that its table shows; none where inputs are no texts."""
+def text_samples(table: Overview, about: str = "") -> list[TextSample]:
+    """Return the sample of an evaluation, of the settings that its table shows; none where inputs are no texts.
+
+    about: what tells it from other evaluations.
+    """
     readings, original = list[tuple[str, MarkedText]](), ""
     for row in table.rows:
         entry, text = row.value.entry, _first_text(row.value.shown.leak)
@@ -59,7 +62,8 @@ def text_samples(table: Overview) -> list[TextSample]:
             continue
         name = "undefended" if entry.defense.id == "none" else f"{entry.defense.id} {entry.control.replace(' = ', '=')}"
         readings.append((name.strip(), text))
-    return [TextSample(table.scene, original, tuple(readings))] if readings else []
+    setting = ", ".join(word for word in (about, table.scene) if word)
+    return [TextSample(setting, original, tuple(readings))] if readings else []
 
 
 def _first_text(leak: Leak | None) -> MarkedText | None:
@@ -71,7 +75,7 @@ def text_lines(samples: Sequence[TextSample]) -> list[str]:
     """Return the samples as lines of Markdown, what a reading shares with its original in bold."""
     lines = list[str]()
     for sample in samples:
-        lines += [markdown_text(f"{sample.setting.capitalize()}, the first victim: {sample.original}"), ""]
+        lines += [markdown_text(f"{sample.setting}; the first victim: {sample.original}"), ""]
         lines += ["| Setting | What was read | Tokens in place |", "| --- | --- | --- |"]
         for name, text in sample.readings:
             words = "".join(_bold(piece) if hit else markdown_text(piece) for piece, hit in text.pieces)
