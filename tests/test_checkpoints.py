@@ -71,7 +71,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     assert kept.name.endswith(f".0.round{KILLED}"), "earlier ones are removed"
     weights = kept / "server.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8] + bytes(8))
-    _, figures = training.train(one, point, tmp_path, rounds.append)
+    with pytest.warns(UserWarning, match="cannot be used"):
+        _, figures = training.train(one, point, tmp_path, rounds.append)
     assert rounds == list(range(1, ROUNDS + 1))
     assert figures.utility == training.train(one, point, tmp_path / "other")[1].utility
 

@@ -189,8 +189,8 @@ def test_a_decoder_of_the_library_gives_its_texts_away_though_its_head_is_its_em
     ids[1, 9:] = 0
     module(input_ids=ids, attention_mask=(ids != 0).long(), labels=ids.masked_fill(ids == 0, -100)).loss.backward()
     gradient = {name: value.grad for name, value in module.named_parameters()}
-    found = ppbench.invert(module, gradient, (LENGTH,), loss="next_token", batch=2, planted=False)
-    assert found.attack == "token_rows" and found.accuracy(ids) == [1.0, 1.0] and found.mismatch < 1e-9
+    result = ppbench.invert(module, gradient, (LENGTH,), loss="next_token", batch=2, planted=False)
+    assert result.attack == "token_rows" and result.accuracy(ids) == [1.0, 1.0] and result.mismatch < 1e-9
 
 
 @pytest.mark.parametrize("folder", ["bert", "gpt2"], indirect=True)

@@ -428,7 +428,7 @@ def test_an_evaluation_of_letters_quotes_one(tmp_path):
     assert "<h4>Texts</h4>" in page and "<mark>" in page and "for example &#34;" in page
     board = summary_of(Store(out), "letters")
     sample = board.texts[0]
-    assert {name.split()[0] for name, _ in sample.readings} == {"undefended", "spn"}
+    assert [name for name, _ in sample.readings] == ["undefended", "spn at alpha2=0.1"]
     assert f"**{sample.original}**" in board.markdown() and f"<mark>{sample.original}</mark>" in board.html()
     verified = full_findings(out)
     assert not verified.problems and "the network is not built here" not in str(verified)

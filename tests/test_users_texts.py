@@ -164,10 +164,10 @@ def test_a_decoder_gives_its_texts_away_to_the_last_token(count: int, tied: bool
     torch.manual_seed(0)
     module, ids = users_texts.Decoder(60, tied), torch.randint(2, 60, (count, 12))
     ids[-1, 9:] = 0  # texts of other lengths weigh otherwise
-    found = ppbench.invert(module, next_token_gradient(module, ids), (12,), loss="next_token", batch=count)
-    assert found.attack == "token_rows" and found.accuracy(ids) == [1.0] * count and found.y is None
-    assert found.mismatch is not None and found.mismatch < 1e-9 and sorted(found.x.tolist()) == sorted(ids.tolist())
-    assert found.solved_mismatch is not None and found.solved_mismatch < 1e-6
+    result = ppbench.invert(module, next_token_gradient(module, ids), (12,), loss="next_token", batch=count)
+    assert result.attack == "token_rows" and result.accuracy(ids) == [1.0] * count and result.y is None
+    assert result.mismatch is not None and result.mismatch < 1e-9 and sorted(result.x.tolist()) == sorted(ids.tolist())
+    assert result.solved_mismatch is not None and result.solved_mismatch < 1e-6
 
 
 @pytest.mark.parametrize(

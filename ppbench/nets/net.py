@@ -45,6 +45,10 @@ def bce(logits: Tensor, y: Tensor) -> Tensor:
     return -(y * logsigmoid(logits) + (1 - y) * logsigmoid(-logits)).flatten(1).mean(1)
 
 
+LOGITS_AT_ONCE = 2**24
+"""Logits of next tokens that are computed at a time: a text has as many as it has tokens, times the vocabulary."""
+
+
 def token_losses(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy of each token of texts but the first, and its weight, both [..., L - 1].
 

@@ -179,9 +179,14 @@ RUNS: Final = tuple(name for name in TRAINED if name != "value")
 """Trainings that differ only in the control value."""
 
 
+SHOWN_DIGEST = len("sha256:") + 8
+"""Characters of a digest that tell networks apart on a page; keys hold all of it."""
+
+
 def network_words(model: str, options: Mapping[str, Scalar]) -> str:
-    """Return a network in words: "mlp (bias=False, hidden=64,64)"."""
-    words = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
+    """Return a network in words: "mlp (bias=False, hidden=64,64)"; of a digest of weights the beginning."""
+    shown = {name: str(value) if name != "weights" else str(value)[:SHOWN_DIGEST] for name, value in options.items()}
+    words = ", ".join(f"{name}={value}" for name, value in sorted(shown.items()))
     return f"{model} ({words})" if words else model
 
 

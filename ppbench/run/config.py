@@ -131,12 +131,13 @@ def _usual(dataset: object) -> tuple[str, str]:
     return usual_for(_placed(dataset)) if isinstance(dataset, str) else ("", "")
 
 
-def _usual_fields(options: Mapping[str, Any], base: Mapping[str, Any], loss: object) -> dict[str, Any]:
+def _usual_fields(
+    usual: str, usual_loss: str, options: Mapping[str, Any], base: Mapping[str, Any], loss: object
+) -> dict[str, Any]:
     """Return the network and the loss that suit the data, where none is named; loss: the one that is."""
-    usual, own_loss = _usual(options.get("dataset", base.get("dataset")))
     if usual == TEXT_NETWORK and loss == "next_token":
         usual = DECODER
-    fields: dict[str, Any] = {"loss": own_loss} if own_loss and "loss" not in options else {}
+    fields: dict[str, Any] = {"loss": usual_loss} if usual_loss and "loss" not in options else {}
     if usual and "model" not in options and base.get("model") != usual:
         fields |= {"model": usual, "model_options": options.get("model_options") or {}}
     return fields
@@ -148,9 +149,9 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
         raise unknown("preset", preset, PRESETS)
     base = {**PRESETS[preset], **_setting(preset, options)}
     attacks = options.get("attacks", base.get("attacks"))
-    usual, _ = _usual(options.get("dataset", base.get("dataset")))
+    usual = _usual(options.get("dataset", base.get("dataset")))
     quick = isinstance(attacks, tuple | list) and "quick" in attacks
-    budgets = _quick_budgets(options, usual == TEXT_NETWORK) if quick else {}
+    budgets = _quick_budgets(options, usual[0] == TEXT_NETWORK) if quick else {}
     settings = {**budgets, **base.get("settings", {}), **(options.get("settings") or {})}
     model = {**base.get("model_options", {}), **(options.get("model_options") or {})}
     for name in ("attacks", "attack_batch", "stages", "threats", "grid"):
@@ -163,7 +164,7 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     if "dataset" in fields:
         fields["dataset"] = _placed(fields["dataset"])
     if ":" not in str(base.get("model")):  # an app brings its own
-        fields |= _usual_fields(options, base, fields.get("loss"))
+        fields |= _usual_fields(*usual, options, base, fields.get("loss"))
     try:
         config = EvaluateConfig(**fields)
     except ValidationError as error:

@@ -26,7 +26,7 @@ from ppbench.federation.contract import guarantee_faults
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Plan
 from ppbench.metrics.intervals import Estimate, Interval, bootstrap, clopper_pearson
-from ppbench.nets.net import initial
+from ppbench.nets.net import LOGITS_AT_ONCE, initial
 from ppbench.records.run_files import save_time, training_id
 from ppbench.records.schema import TRAININGS, Cost, Played, Privacy, Strict, Utility
 from ppbench.report.controls import CONTROLS
@@ -94,8 +94,6 @@ TOP5_CLASSES = 10
 """Most classes for which Top-5 accuracy is not kept: with ten, five guesses are half of all."""
 MASK_PIXELS_AT_ONCE = 2**20
 """Pixels that are predicted at a time in segmentation: such networks keep maps of full size."""
-LOGITS_AT_ONCE = 2**24
-"""Logits of next tokens that are computed at a time: a text has as many as it has tokens, times the vocabulary."""
 
 
 class TrainingResult(Strict):
@@ -138,7 +136,9 @@ class Checkpoints:
             try:
                 progress = Progress.model_validate_json(json.dumps(unsealed(folder / TRAINED_FILE)))
                 fed.restore(folder, params)
-            except (UsageError, ValueError, OSError):
+            except (UsageError, ValueError, OSError) as damage:
+                words = "training goes on from an earlier one, or begins again"
+                warnings.warn(f"The checkpoint {folder} cannot be used ({damage}); {words}.", stacklevel=2)
                 continue
             fed.seconds, self._next = progress.seconds, progress.seconds + CHECKPOINT_S
             return progress

@@ -17,7 +17,7 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.metrics.modality import modality_in
-from ppbench.nets.net import token_losses
+from ppbench.nets.net import LOGITS_AT_ONCE, token_losses
 
 
 def logit_gap(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -63,8 +63,6 @@ def target_outputs(view: View, x: Tensor, count: int) -> Tensor:
 
 
 QUERY_CHUNK = 512
-LOGITS_HELD = 2**24
-"""Logits of texts that are held at a time."""
 PROBABILITY_FLOOR = 1e-12
 """Smallest probability read from an output of a net trained with the squared loss."""
 
@@ -105,13 +103,13 @@ def model_outputs(view: View, x: Tensor) -> Tensor:
 def token_likelihoods(view: View, x: Tensor) -> Tensor:
     """Return log p of each token but the first of texts x [Q, L] under the last model received, [Q, L - 1] float64.
 
-    inf at padding; NaN without a model. Logits are held of a few texts at a time, as each has L times the vocabulary.
+    inf at padding; NaN without a model. Texts are passed a few at a time (`LOGITS_AT_ONCE`).
     """
     message, (length,) = last_model(view), view.plan.spec.shape
     if message is None:
         return torch.full((len(x), length - 1), torch.nan, dtype=torch.float64)
     parts = list[Tensor]()
-    for texts in x.split(max(1, LOGITS_HELD // (length * view.plan.spec.classes))):
+    for texts in x.split(max(1, LOGITS_AT_ONCE // (length * view.plan.spec.classes))):
         losses, weights = token_losses(client_outputs(view, message, texts), texts.double().cpu())
         parts.append((-losses).masked_fill(weights == 0, torch.inf))
     return torch.cat(parts)

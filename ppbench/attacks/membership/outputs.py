@@ -79,12 +79,7 @@ class MinK(MembershipAttack):
         return plan.next_token
 
     def scores(self, plan: Plan, signal: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean log-likelihood [Q] of the least likely tokens; 0 of a text that predicts none.
-
-        Minus the loss of records that are no texts: they have one answer.
-        """
-        if not plan.next_token:
-            return -plan.example_loss(signal, labels)
+        """Return the mean log-likelihood [Q] of the least likely tokens; 0 of a text that predicts none."""
         count = (signal < torch.inf).sum(-1)
         return mean_likelihood(signal, (self.share * count).ceil().clamp(min=1)[:, None])
 

@@ -11,7 +11,7 @@ from ppbench.report.compare.report import markdown_text
 from ppbench.report.entries import Entry
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak
-from ppbench.report.page.overview import Overview
+from ppbench.report.page.overview import Overview, setting_words
 
 SHOWN_TEXTS = 5
 """Texts of a setting: the first victims, not the best ones."""
@@ -57,11 +57,10 @@ def text_samples(table: Overview, about: str = "") -> list[TextSample]:
     """
     readings, original = list[tuple[str, MarkedText]](), ""
     for row in table.rows:
-        entry, text = row.value.entry, _first_text(row.value.shown.leak)
+        text = _first_text(row.value.shown.leak)
         if text is None or text.original != (original := original or text.original):  # other seeds have other victims
             continue
-        name = "undefended" if entry.defense.id == "none" else f"{entry.defense.id} {entry.control.replace(' = ', '=')}"
-        readings.append((name.strip(), text))
+        readings.append((setting_words(row.value) if row.value.entry.role == "compared" else "undefended", text))
     setting = ", ".join(word for word in (about, table.scene) if word)
     return [TextSample(setting, original, tuple(readings))] if readings else []
 
