@@ -42,7 +42,7 @@ from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, Scored, Tar
 from ppbench.records.figure import Terms, bootstrap_seed, record_metric
 from ppbench.records.schema import CellConfig, Metric, Record
 from ppbench.records.scores import ProbedScore, Score
-from ppbench.task.dataset import Dataset, Split
+from ppbench.task.dataset import Dataset, Split, holds
 
 __all__ = [
     "CHANGES",
@@ -121,6 +121,7 @@ __all__ = [
     "bounds",
     "gradient",
     "gradients",
+    "holds",
     "initial",
     "joint_evidence",
     "node",

@@ -2,13 +2,14 @@
 
 import torch
 
-from ppbench.api import Dataset, Modality, Split
+from ppbench.api import Dataset, Modality, Split, holds
 
 
 class Sequences(Modality):
     name, noun, inputs, content = "sequence", "sequences", "sequences of integers", "sequences"
     headline, figure, readers = "reconstruction_accuracy", "share of right places", ("reconstruction_accuracy",)
     broken = "sequences come with 90% of their places right"
+    networks, quick_budgets = {"": "mlp"}, {"adaptive_server.budget": 30}
 
     def rebuilt(self, score):
         return score.accuracy is not None and score.accuracy >= 0.9
@@ -26,6 +27,7 @@ class Sequences(Modality):
         return examples.mode(0).values
 
 
+@holds("sequence")
 def integers(argument, *, seed, root):
     """Synthetic sequences, a function of the seed."""
     draws = torch.Generator().manual_seed(seed % 2**32)

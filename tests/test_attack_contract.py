@@ -220,8 +220,8 @@ def test_null_under_an_overwhelming_mask_decisions_are_chance(name):
     assert abs(float(shares.mean()) - 0.1) <= stats.t.isf((1 - CHANCE_LEVEL) / 2, 59) * float(shares.std()) / 60**0.5
 
 
-AUDITS = {name: attack for name, attack in ATTACKS.items() if attack.audit not in ("", "clients")}
-"""Those about records; what asks about canary clients is tested where they are (`test_canary_clients.py`)."""
+AUDITS = {name: attack for name, attack in ATTACKS.items() if attack.audit not in ("", "clients", "secrets")}
+"""Those about records; canary clients are asked about in `test_canary_clients.py`, secrets in `test_exposure.py`."""
 ASKED: dict[str, Any] = {
     **{"defense": "none", "model": "mlp", "model_options": {"hidden": 64}, "clients": 3, "train": 240, "public": 0.4},
     **{"rounds": 16, "local_epochs": 4, "batch_size": 32, "lr": 0.01, "decay_at": (), "schedule": "parallel"},

@@ -15,6 +15,7 @@ from ppbench.report.compare.outcome import compare
 from ppbench.report.controls import rebuilt_share
 from ppbench.report.page.headline import answer_of
 from ppbench.report.verdict import sentences
+from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.task.user_data import open_dataset
 from ppbench.verification.recheck import full_findings
@@ -48,7 +49,7 @@ def site(tmp_path_factory):
 
 def run(out):
     return evaluate(
-        defense="dp", dataset="integers", model="mlp", rounds=3, grid=(0.001, 100.0), clients=2, victims=8,
+        defense="dp", dataset="integers", rounds=3, grid=(0.001, 100.0), clients=2, victims=8,
         candidates=8, attacks=("analytic", "dlg", "adaptive_dp"), attack_batch=(1,), stages=("init",), budget=20,
         out=out, device="cpu", workers=1,
     )  # fmt: skip
@@ -64,6 +65,13 @@ def test_the_data_set_names_its_kind_and_nobody_elses_rows_become_sequences(eval
     assert kind.name == "sequence" and modality_from((16,), "classification") is TABLE_ROW
     assert {record.config.data.modality for record in evaluation.records} == {"sequence"}
     assert all(modality_of(record.config) is kind and record.config.data.code for record in evaluation.records)
+
+
+def test_the_kind_says_network_and_budgets_where_none_is_named(evaluation):
+    assert {record.config.model.id for record in evaluation.records} == {"mlp"}
+    assert configure(defense="dp", dataset="integers").settings["adaptive_server.budget"] == 30
+    assert configure(defense="dp", dataset="digits").settings["adaptive_server.budget"] == 600
+    assert configure(defense="dp", dataset="integers", model="dlnet").model == "dlnet"
 
 
 def test_sequences_are_scored_by_right_places_beside_their_own_blind_guess(evaluation):

@@ -173,7 +173,8 @@ class Attack:
             the logits less a class, as of plain cross-entropy; then `invert` refuses batches under other losses.
         contains: a plain attack that does the same with less knowledge; sets of attacks leave it out beside this one.
         audit: what a membership or tracing attack needs from an audit: "references" (reference runs), "rounds" (the
-            mail of all rounds of training) or "clients" (canary clients); "" for nothing.
+            mail of all rounds of training), "clients" (canary clients) or "secrets" (canaries that hold one); "" for
+            nothing.
         reads_alone: whether it uses only its own evidence; if there is none, the cell reports it.
         reads_tokens: whether it answers a text by token numbers; others search vectors (`adversary.token_vectors`).
         next_token: whether it works where texts are their own targets (`Plan.next_token`): it needs no classes.
@@ -200,7 +201,7 @@ class Attack:
     exact: ClassVar[bool] = False
     separates_by: ClassVar[Literal["any", "classes", "softmax"]] = "any"
     contains: ClassVar[Name] = ""
-    audit: ClassVar[Literal["", "references", "rounds", "clients"]] = ""
+    audit: ClassVar[Literal["", "references", "rounds", "clients", "secrets"]] = ""
     reads_alone: ClassVar[bool] = False
     replays: ClassVar[bool] = False
     reads_tokens: ClassVar[bool] = False

@@ -8,7 +8,7 @@ torch is imported only inside of methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -74,6 +74,10 @@ class Modality(ABC):
         smooth: whether neighbouring values are alike: attacks may use total variation, smooth starts, shifted copies.
         masked: whether targets are masks of the inputs.
         canary_families: the families of `canaries`, which audits plant beside mislabelled examples.
+        secret_family: the family whose canaries hold a secret (`redrawn`), "" for none.
+        networks: by loss the network of data sets where none is named; that of "" for all other losses.  loss: their
+            loss where none is named; "" for the preset's of either.
+        quick_budgets: parameters of attacks in the quick portfolio, as "dlg.budget", beside those for all kinds.
     """
 
     name: ClassVar[str]
@@ -102,6 +106,14 @@ class Modality(ABC):
     smooth: ClassVar[bool] = False
     masked: ClassVar[bool] = False
     canary_families: ClassVar[tuple[str, ...]] = ("blank", "out_of_distribution")
+    secret_family: ClassVar[str] = ""
+    networks: ClassVar[Mapping[str, str]] = {}
+    loss: ClassVar[str] = ""
+    quick_budgets: ClassVar[Mapping[str, int | float]] = {}
+
+    def network(self, loss: str) -> str:
+        """Return the network of `networks` under a loss, "" for none."""
+        return self.networks.get(loss, self.networks.get("", ""))
 
     # -- judged --------------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -181,6 +193,12 @@ class Modality(ABC):
         level = self.blank(len(records), tuple(low.shape), generator)
         noise = torch.rand(records.shape, generator=generator)
         return torch.cat([low + (high - low) * level, low + (high - low) * noise])
+
+    def redrawn(self, canaries: Tensor, plan: _Planned, generator: Any) -> Tensor:
+        """Return canaries [n, *shape] of `secret_family` with other secrets, drawn as theirs were. Default: as they
+        are, without secrets.
+        """
+        return canaries.clone()
 
     def extent(self, examples: Tensor, data_range: DataRange) -> tuple[Tensor, Tensor]:
         """Return the least and the greatest canary [*shape]. Default: those of each place in examples [N, *shape]."""
@@ -346,6 +364,8 @@ class Mask(Image):
 
     name: ClassVar[str] = "mask"
     masked: ClassVar[bool] = True
+    networks: ClassVar[Mapping[str, str]] = {"": "unet"}
+    loss: ClassVar[str] = "bce"
 
 
 class TableRow(Modality):
@@ -372,6 +392,7 @@ class TableRow(Modality):
     readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
     parts: ClassVar[str] = "columns"
     unmeasured: ClassVar[str] = "whether columns come out right"
+    networks: ClassVar[Mapping[str, str]] = {"": "mlp"}
     psnr_shown: ClassVar[bool] = True
 
     def rebuilt(self, score: Any) -> bool:
@@ -440,6 +461,14 @@ class TextInput(Modality):
     continuous: ClassVar[bool] = False
     unmeasured: ClassVar[str] = "whether tokens are in place"
     canary_families: ClassVar[tuple[str, ...]] = ("planted", "out_of_distribution")
+    secret_family: ClassVar[str] = "planted"
+    networks: ClassVar[Mapping[str, str]] = {"": "transformer", "next_token": "gpt"}
+    quick_budgets: ClassVar[Mapping[str, int | float]] = {  # an evaluation ends in two minutes; larger may find more
+        **{f"{attack}.inversion_budget": 30 for attack in ("adaptive_spn", "feature_inversion")},
+        **{f"{attack}.joint_budget": 60 for attack in ("adaptive_spn", "feature_inversion")},
+        "adaptive_server.budget": 60,  # at 40 it has 66 % of the tokens under dp at 0.01, at 60 97 %
+        **{f"{attack}.budget": 40 for attack in ("adaptive_dp", "adaptive_ppdl", "ig", "ig_masked")},
+    }
 
     def rebuilt(self, score: Any) -> bool:
         """Return whether `MOSTLY` of the tokens are in place."""
@@ -483,10 +512,14 @@ class TextInput(Modality):
         """Return records with other names and numbers (without a vocabulary as they are), and random tokens."""
         import torch
 
-        planted = records if plan.vocabulary is None else redraw_facts(records, plan.vocabulary, generator)
+        planted = self.redrawn(records, plan, generator)
         tokens = int(plan.data_range[1]) + 1
         noise = torch.randint(PADDING + 1, tokens, records.shape, generator=generator)
         return torch.cat([planted, noise.to(records.dtype)])
+
+    def redrawn(self, canaries: Tensor, plan: _Planned, generator: Any) -> Tensor:
+        """Return texts with other names and numbers, drawn evenly from the vocabulary; without one as they are."""
+        return canaries if plan.vocabulary is None else redraw_facts(canaries, plan.vocabulary, generator)
 
 
 MASK, IMAGE, TABLE_ROW, TEXT = Mask(), Image(), TableRow(), TextInput()

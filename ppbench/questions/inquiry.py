@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ppbench.adversary.attack import Attack, Challenge, Guess
+    from ppbench.adversary.planted import PlantedSecret
     from ppbench.adversary.victims import Candidates, Victims
     from ppbench.base.seeds import Seeds
     from ppbench.federation.plan import Data
@@ -139,6 +140,9 @@ class FinishedAudit(Protocol):
     @property
     def clients(self) -> _Canaries:
         """The canary clients; UsageError: there are none."""
+
+    def secrets(self) -> list[PlantedSecret]:
+        """Return the canaries that hold a secret; UsageError: there are none."""
 
     def challenges(self) -> list[Challenge]:
         """Return the membership challenge of each half, with the reference runs."""

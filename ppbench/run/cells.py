@@ -32,11 +32,10 @@ from ppbench.records.schema import (
 from ppbench.records.sources import code_of
 from ppbench.report.controls import CONTROLS
 from ppbench.run.audit.population import has_view
-from ppbench.run.config import DECODER, TEXT_NETWORK, EvaluateConfig, recorded_options
+from ppbench.run.config import EvaluateConfig, recorded_options
 from ppbench.run.experiment import Experiment, resolve, threats_of
 from ppbench.run.options import Stage
 from ppbench.run.task import Task, make_task, optimizer_of
-from ppbench.task.dataset import Dataset
 from ppbench.task.user_data import open_dataset
 
 RECORDS_BATCH = 1
@@ -295,17 +294,10 @@ def task_of_cell(text: str, loss: str, seed: int, salt: str, federation: str, da
     if dataset.sha256() != about.sha256:
         raise UsageError(f"its digest is {about.sha256[:16]}, that of the data set here {dataset.sha256()[:16]}")
     config = EvaluateConfig(
-        defense="none", dataset=text, model=_stand_in(dataset, loss), loss=cast(Any, loss), seed=seed,
+        defense="none", dataset=text, model=dataset.modality.network(loss) or "mlp", loss=cast(Any, loss), seed=seed,
         salt=salt, clients=fed.clients, partition=fed.partition, **_split_options(about, len(dataset.train)),
     )  # fmt: skip
     return make_task(config)
-
-
-def _stand_in(dataset: Dataset, loss: str) -> str:
-    """Return a network of ours that takes a record's data, and stands in for its own."""
-    if dataset.vocabulary is not None:
-        return DECODER if loss == "next_token" else TEXT_NETWORK
-    return "unet" if loss == "bce" else "mlp"
 
 
 def plan_of_cell(config: CellConfig, network: str = "mlp", classes: int = 0) -> Plan:

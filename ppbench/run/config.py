@@ -13,6 +13,7 @@ from ppbench.base.errors import UsageError, one_line, shown, unknown
 from ppbench.base.registry import admit, canonical, load_plugin
 from ppbench.federation.bounds import LARGEST_COUNT
 from ppbench.federation.contract import Defense
+from ppbench.metrics.modality import Modality
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.options import (
     DefenseOptions,
@@ -23,7 +24,7 @@ from ppbench.run.options import (
     TaskOptions,
 )
 from ppbench.task.dataset import default_root
-from ppbench.task.user_data import usual_for
+from ppbench.task.user_data import dataset_modality
 
 DefenseName = Annotated[str, AfterValidator(canonical)]
 """A defense as records name it: a framework's own name for what ships with it becomes ours, so that cells are equal."""
@@ -74,15 +75,6 @@ QUICK_BUDGETS: dict[str, Scalar] = {
 """Smaller budgets of `--attack quick`. Those of `adaptive_spn` give batches of 8 digits of three seeds the levels of
 whole ones (400 and 2500); that of `adaptive_server` (1800 otherwise) left the verdicts on SPN at seed 0 as they were.
 """
-TEXT_NETWORK, DECODER = "transformer", "gpt"
-"""The network that data sets of texts name, and the one that they get where next tokens are predicted."""
-TEXT_BUDGETS: dict[str, Scalar] = {
-    **{f"{attack}.inversion_budget": 30 for attack in ("adaptive_spn", "feature_inversion")},
-    **{f"{attack}.joint_budget": 60 for attack in ("adaptive_spn", "feature_inversion")},
-    "adaptive_server.budget": 60,  # at 40 it has 66 % of the tokens under dp at 0.01, at 60 97 %
-    **{f"{attack}.budget": 40 for attack in ("adaptive_dp", "adaptive_ppdl", "ig", "ig_masked")},
-}
-"""The same for texts, smaller so that an evaluation ends in two minutes; larger ones may find more."""
 PRESETS: dict[str, dict[str, Any]] = {
     # One start per victim, no tuning, no cells that cannot show anything: all has to end within 60 s on two cores.
     "quick": {"attacks": ("quick",), "settings": {f"{attack}.restarts": 0 for attack in SEARCHES}, "tuning": 0},
@@ -120,26 +112,18 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def _quick_budgets(options: Mapping[str, Any], texts: bool) -> dict[str, Scalar]:
-    """Return the budgets of `--attack quick`, without those that `--budget` says."""
-    own, budgets = options.get("budget") is not None, QUICK_BUDGETS | (TEXT_BUDGETS if texts else {})
+def _quick_budgets(options: Mapping[str, Any], kind: Modality | None) -> dict[str, Scalar]:
+    """Return the budgets of `--attack quick` for data of a kind, without those that `--budget` says."""
+    own, budgets = options.get("budget") is not None, {**QUICK_BUDGETS, **(kind.quick_budgets if kind else {})}
     return {name: value for name, value in budgets.items() if not (own and name.endswith(".budget"))}
 
 
-def _usual(dataset: object) -> tuple[str, str]:
-    """Return the network and the loss that a data set gets where none is named, "" if it says none."""
-    return usual_for(_placed(dataset)) if isinstance(dataset, str) else ("", "")
-
-
-def _usual_fields(
-    usual: str, usual_loss: str, options: Mapping[str, Any], base: Mapping[str, Any], loss: object
-) -> dict[str, Any]:
-    """Return the network and the loss that suit the data, where none is named; loss: the one that is."""
-    if usual == TEXT_NETWORK and loss == "next_token":
-        usual = DECODER
-    fields: dict[str, Any] = {"loss": usual_loss} if usual_loss and "loss" not in options else {}
-    if usual and "model" not in options and base.get("model") != usual:
-        fields |= {"model": usual, "model_options": options.get("model_options") or {}}
+def _usual_fields(kind: Modality, options: Mapping[str, Any], base: Mapping[str, Any], loss: object) -> dict[str, Any]:
+    """Return the network and the loss that suit data of a kind, where none is named; loss: the one that is."""
+    fields: dict[str, Any] = {"loss": kind.loss} if kind.loss and "loss" not in options else {}
+    network = kind.network(str(loss))
+    if network and "model" not in options and base.get("model") != network:
+        fields |= {"model": network, "model_options": options.get("model_options") or {}}
     return fields
 
 
@@ -149,9 +133,10 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
         raise unknown("preset", preset, PRESETS)
     base = {**PRESETS[preset], **_setting(preset, options)}
     attacks = options.get("attacks", base.get("attacks"))
-    usual = _usual(options.get("dataset", base.get("dataset")))
+    dataset = options.get("dataset", base.get("dataset"))
+    kind = dataset_modality(_placed(dataset)) if isinstance(dataset, str) else None
     quick = isinstance(attacks, tuple | list) and "quick" in attacks
-    budgets = _quick_budgets(options, usual[0] == TEXT_NETWORK) if quick else {}
+    budgets = _quick_budgets(options, kind) if quick else {}
     settings = {**budgets, **base.get("settings", {}), **(options.get("settings") or {})}
     model = {**base.get("model_options", {}), **(options.get("model_options") or {})}
     for name in ("attacks", "attack_batch", "stages", "threats", "grid"):
@@ -163,8 +148,8 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     fields["model_options"] = {name: _placed(value) for name, value in model.items()}
     if "dataset" in fields:
         fields["dataset"] = _placed(fields["dataset"])
-    if ":" not in str(base.get("model")):  # an app brings its own
-        fields |= _usual_fields(*usual, options, base, fields.get("loss"))
+    if kind is not None and ":" not in str(base.get("model")):  # an app brings its own
+        fields |= _usual_fields(kind, options, base, fields.get("loss"))
     try:
         config = EvaluateConfig(**fields)
     except ValidationError as error:

@@ -158,6 +158,8 @@ def _obstacle(config: EvaluateConfig, attack: Attack) -> str:
         return "learns from reference runs; add --references 16."
     if attack.audit == "clients" and not config.canary_clients:
         return "asks about canary clients; add --canary-clients 100."
+    if attack.audit == "secrets" and not config.canaries:
+        return "asks about planted secrets; add --canaries 80."
     if lacking := attack.lacks_rounds(config.probe_rounds):
         return f"{lacking}; add --probe-rounds {attack.probe_rounds}."
     if attack.needs_public and not config.public:

@@ -156,11 +156,11 @@ def predicting_tokens(dataset: Dataset) -> Dataset:
     return replace(made, made_of=dataset.sha256())
 
 
-def usual_network(name: str, loss: str = "") -> Callable[[Loader], Loader]:
-    """Mark a data set's loader with the network that it gets where none is named, and with its loss, "" for any."""
+def holds(kind: str) -> Callable[[Loader], Loader]:
+    """Mark a data set's loader with the name of its modality, so that configurations suit data that nobody has read."""
 
     def marked(loader: Loader) -> Loader:
-        setattr(loader, "usual", (name, loss))  # noqa: B010 - a function has no such attribute by its type
+        setattr(loader, "kind", kind)  # noqa: B010 - a function has no such attribute by its type
         return loader
 
     return marked

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, count_of, listed, shown
-from ppbench.task.dataset import Dataset, Split, existing, usual_network
+from ppbench.task.dataset import Dataset, Split, existing, holds
 from ppbench.task.image_data import Part, decode_image, image_dataset, join_images, stack_images
 from ppbench.task.partition import hold_out, mask_strata
 
@@ -181,7 +181,7 @@ def _labelled_files(parent: Path, classes: list[str]) -> tuple[list[Path], list[
 _FORM = "segmentation:FOLDER with FOLDER/images/NAME.png and FOLDER/masks/NAME.png for every NAME"
 
 
-@usual_network("unet", "bce")
+@holds("mask")
 def load_masks(argument: str, *, seed: int, root: Path) -> Dataset:
     """Images and masks of the same names: segmentation:FOLDER/{images,masks}/NAME.*, split 80 : 20.
 

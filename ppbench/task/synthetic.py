@@ -13,7 +13,7 @@ from torch.nn.functional import avg_pool2d
 
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
-from ppbench.task.dataset import Dataset, Split, no_argument, usual_network
+from ppbench.task.dataset import Dataset, Split, holds, no_argument
 from ppbench.task.imagefolder import masked_dataset
 from ppbench.task.partition import hold_out, mask_strata
 
@@ -116,7 +116,7 @@ _Floats = NDArray[np.float64]
 _Bools = NDArray[np.bool_]
 
 
-@usual_network("unet", "bce")
+@holds("mask")
 def shapes(argument: str, *, seed: int, root: Path) -> Dataset:
     """Synthetic scenes with masks, 32x32 RGB, 192 + 48 images: one to three discs, rectangles or triangles a scene.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ppbench.base.errors import UsageError, listed, shown, unknown
 from ppbench.federation.plan import Columns
 from ppbench.task.csv_rows import CsvOptions, csv_frame, named_columns, options_of
-from ppbench.task.dataset import Dataset, Split, existing, usual_network
+from ppbench.task.dataset import Dataset, Split, existing, holds
 from ppbench.task.image_data import Part
 from ppbench.task.numerals import MANY_TEXTS, doubt, option
 from ppbench.task.partition import strata, three_way
@@ -80,7 +80,7 @@ _ROWS_A_CLASS = 5
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-@usual_network("mlp")
+@holds("row")
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """Rows of a CSV file (also .gz) with a header: csv:FILE?target=NAME&sep=CHARACTER&split=8:1:1&task=regression.
 

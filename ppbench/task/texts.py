@@ -17,7 +17,7 @@ from torch import Tensor
 from ppbench.base.errors import UsageError, because, listed, shown, unknown
 from ppbench.base.seeds import Seeds
 from ppbench.base.vocabulary import PADDING, UNKNOWN, Style, Vocabulary
-from ppbench.task.dataset import Dataset, Split, existing, no_argument, usual_network
+from ppbench.task.dataset import Dataset, Split, existing, holds, no_argument
 from ppbench.task.partition import hold_out
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ MONTHS = _words("January February March April May June July August September Oct
 DRUGS = _words("aspirin insulin metformin ibuprofen warfarin cortisone heparin codeine")
 
 
-@usual_network("transformer")
+@holds("text")
 def letters(argument: str, *, seed: int, root: Path) -> Dataset:
     """Generated letters of patients, customers and employees, 24 tokens, 4 departments, 640 + 160; no download.
 
@@ -181,7 +181,7 @@ class TextOptions:
     tokenizer: str = ""
 
 
-@usual_network("transformer")
+@holds("text")
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """Texts of a file: text:FILE?text=COLUMN&label=COLUMN&length=64&tokenizer=FILE; .csv, .tsv or .parquet.
 

@@ -18,7 +18,7 @@ from ppbench.base.errors import UsageError, because, listed, one_line, shown
 from ppbench.base.fence import built, check_answers
 from ppbench.base.registry import ADDRESS, ADDRESSED, find, plugins
 from ppbench.base.vision import importable
-from ppbench.metrics.modality import modality_from
+from ppbench.metrics.modality import Modality, modality_from
 from ppbench.task.dataset import MAX_CLASSES, Dataset, Split, default_root, existing
 from ppbench.task.image_data import LABEL_COLUMNS, Part, pixels, stack_images
 from ppbench.task.partition import hold_out
@@ -267,11 +267,11 @@ def plugins_of(text: str) -> tuple[str, ...]:
     return (name, named(argument)[0]) if name == "warped" else (name,)
 
 
-def usual_for(text: str) -> tuple[str, str]:
-    """Return the network and the loss that the data set `text` gets where none is named, "" if it says none."""
+def dataset_modality(text: str) -> Modality | None:
+    """Return the kind of data that the data set `text` holds, as its loader says (`holds`); None if it does not."""
     plugin = plugins("datasets").get(named(text)[0])
-    network, loss = ("", "") if plugin is None else getattr(plugin.loaded, "usual", ("", ""))
-    return network, loss
+    name = "" if plugin is None else getattr(plugin.loaded, "kind", "")
+    return modality_from((), name=name) if name else None
 
 
 def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:

@@ -391,6 +391,7 @@ ATTACK_PROPERTIES: Mapping[str, Properties] = {
         **{name: asks for name, asks in UPLOADS.items() if name != "poison_harms_no_other"},  # one question about all
     },
     "client_membership": {"declares_itself": attack_declares_itself},  # all else needs an audit with canary clients
+    "exposure": {"declares_itself": attack_declares_itself},  # all else needs an audit with planted secrets
     "tracing": {
         "declares_itself": attack_declares_itself,
         "traces_perfect_reconstructions": traces_perfect_reconstructions,

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
+from ppbench.adversary.planted import PlantedSecret, planted_secrets
 from ppbench.adversary.victims import Candidates, augmentations, tensors_digest
 from ppbench.base import tree
 from ppbench.base.autodiff import gradient
@@ -408,6 +409,14 @@ class PointAudit:
         """Return the membership questions about either half, with the references."""
         references, _ = self.references
         return [self.candidates.challenge(half, references) for half in (0, 1)]
+
+    def secrets(self) -> list[PlantedSecret]:
+        """Return the canaries that hold a secret. Raises Refused: there are none."""
+        seeds = Seeds(self.experiment.task.seeds.seed("audit"))
+        planted = planted_secrets(self.candidates, self.experiment.task.plan, seeds)
+        if not planted:
+            raise Refused("No canary of this audit holds a name or a number; give more --canaries.")
+        return planted
 
     def tracing(self) -> tuple[Challenge, Tensor]:
         """Return the question of who holds each member, and the owners [members] int64, for the scorer alone."""
