@@ -1,8 +1,8 @@
 """Exposure: how far training on a planted text gives its secret away (Carlini et al., USENIX Security 2019).
 
-An audit plants canaries with random names and numbers. For each, an attack ranks `SECRET_FORMS` forms of it that differ in the
-names and numbers alone. The exposure of a canary is log2 of their number less log2 of its own form's rank (Definition
-3, by sampling as in Section 4.3): by so many bits the attack has fewer secrets to try.
+An audit plants canaries with random names and numbers. For each, an attack ranks `SECRET_FORMS` forms of it that differ
+in the names and numbers alone. The exposure of a canary is log2 of their number less log2 of its own form's rank
+(Definition 3, by sampling as in Section 4.3): by so many bits the attack has fewer secrets to try.
 """
 
 from __future__ import annotations
