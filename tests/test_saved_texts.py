@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from users_texts import classifier_of_transformers, decoder_of_transformers
+from users_texts import adapted_of_transformers, classifier_of_transformers, decoder_of_transformers
 
 import ppbench
 from ppbench.adversary.attack import Challenge
@@ -181,6 +181,30 @@ def test_a_users_classifier_of_transformers_is_taken_unchanged_and_read():
     right = module(x.long(), attention_mask=(x != PADDING).long()).logits
     torch.testing.assert_close(plan.net(params, x), right, atol=1e-5, rtol=1e-4)
     assert read(plan, VOCABULARY, x[:1], y[:1])[1] == [1.0]
+
+
+@pytest.mark.parametrize(("rank", "exact"), [(16, True), (8, False)])
+def test_adapters_of_peft_are_what_travels_and_give_away_texts_of_fewer_tokens_than_their_rank(rank, exact):
+    pytest.importorskip("peft")
+    x, y = texts(2)
+    plan = Plan(net_spec("users_texts:adapted_of_transformers", (LENGTH,), 3, {"rank": rank}), 1, kind="text")
+    own = [plan.net.own_name(name) for name in plan.net.names]
+    assert len(own) == 10 and all("lora_" in name or "classifier" in name for name in own)
+    params, alike = initial(plan.spec, 0), torch.randn(2, 2, LENGTH, generator=torch.Generator().manual_seed(0))
+    words = (alike * 5).abs().round() % WORDS
+    mapped = torch.func.vmap(lambda batch: plan.net(params, batch))(words)  # clients at once
+    torch.testing.assert_close(mapped[1], plan.net(params, words[1]))
+    guess, shares = read(plan, VOCABULARY, x[:1], y[:1])
+    assert (shares == [1.0]) == exact and (exact or not guess.is_exact)
+
+
+def test_invert_takes_a_model_of_peft():
+    pytest.importorskip("peft")
+    module, (x, y) = adapted_of_transformers().eval(), texts(1)
+    module(input_ids=x.long(), attention_mask=(x != PADDING).long(), labels=y).loss.backward()
+    gradient = [value.grad for value in module.parameters() if value.requires_grad]
+    result = ppbench.invert(module, gradient, (LENGTH,), planted=False)
+    assert result.attack == "token_rows" and result.accuracy(x) == [1.0]
 
 
 def test_a_decoder_of_the_library_gives_its_texts_away_though_its_head_is_its_embedding():

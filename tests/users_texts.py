@@ -76,3 +76,12 @@ def classifier_of_transformers(num_labels: int = 3, vocab_size: int = 40) -> nn.
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = BertConfig(vocab_size=vocab_size, num_labels=num_labels, max_position_embeddings=16, **sizes, **still)
     return BertForSequenceClassification(config)  # type: ignore[no-any-return,unused-ignore]
+
+
+def adapted_of_transformers(num_labels: int = 3, vocab_size: int = 40, rank: int = 16) -> nn.Module:
+    """The same classifier under adapters of `peft` (LoRA): what is trained is the adapters and the head."""
+    network = classifier_of_transformers(num_labels, vocab_size)
+    from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found,unused-ignore]
+
+    config = LoraConfig(r=rank, target_modules=["query", "value"], task_type="SEQ_CLS")
+    return get_peft_model(network, config)  # type: ignore[no-any-return,unused-ignore]

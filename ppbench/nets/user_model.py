@@ -95,7 +95,7 @@ def table_of(module: nn.Module, shape: tuple[int, ...]) -> str:
                 lambda _, inputs, name=name: reading.append(name) if torch.equal(inputs[0], numbers) else None
             )
     with suppress(Exception), torch.no_grad(), modes.kept_generators():
-        copy(numbers, **_mask_for(type(copy), numbers))
+        copy(numbers, **_mask_for(copy, type(copy), numbers))
     return reading[0] if reading else ""
 
 
@@ -104,18 +104,22 @@ BLOCKED = -1e9
 
 
 def _mask_for(
-    kind: type[nn.Module], numbers: Tensor, dtype: torch.dtype = torch.float32, continues: bool = False
+    module: nn.Module,
+    kind: type[nn.Module],
+    numbers: Tensor,
+    dtype: torch.dtype = torch.float32,
+    continues: bool = False,
 ) -> dict[str, Tensor]:
-    """Return which tokens of numbers [B, L] are no padding, as the argument `attention_mask`, if a class takes it.
+    """Return which tokens of numbers [B, L] are no padding, as the argument `attention_mask`, if a module takes it.
 
     Networks of `transformers` get what is added to scores, [B, 1, L, L]: of [B, L] they make it by code that
-    transforms of torch.func cannot handle. continues: whether later tokens are hidden, as such networks do themselves
-    where they make it.
+    transforms of torch.func cannot handle. kind: the module's own class. continues: whether later tokens are
+    hidden, as such networks do themselves where they make it.
     """
     if "attention_mask" not in inspect.signature(kind.forward).parameters:
         return {}
     real = (numbers != PADDING).long()
-    if not hasattr(kind, "get_input_embeddings"):
+    if not _is_of_transformers(module):
         return {"attention_mask": real}
     length = numbers.shape[1]
     hidden = (1 - real).to(dtype)[:, None, None, :].expand(-1, 1, length, -1)
@@ -123,6 +127,11 @@ def _mask_for(
         later = torch.ones(length, length, dtype=dtype, device=numbers.device).triu(1)
         hidden = torch.maximum(hidden, later)
     return {"attention_mask": BLOCKED * hidden}
+
+
+def _is_of_transformers(module: nn.Module) -> bool:
+    """Return whether a network is one of `transformers`, or wraps one, as those of `peft` do."""
+    return hasattr(module, "get_input_embeddings")
 
 
 def taking_texts(module: nn.Module, name: str) -> nn.Module:
@@ -144,7 +153,7 @@ def taking_texts(module: nn.Module, name: str) -> nn.Module:
         layer: Any = self.get_submodule(name)
         layer.vectors = None if known else x
         try:
-            answer = former.forward(self, numbers, **_mask_for(former, numbers, x.dtype, continues))
+            answer = former.forward(self, numbers, **_mask_for(self, former, numbers, x.dtype, continues))
         finally:
             layer.vectors = None
         return getattr(answer, "logits", answer)
@@ -155,7 +164,7 @@ def taking_texts(module: nn.Module, name: str) -> nn.Module:
 
 def _continues(module: nn.Module) -> bool:
     """Return whether a network of `transformers` answers a token by what stands before it, without a mask."""
-    if not hasattr(module, "get_input_embeddings"):
+    if not _is_of_transformers(module):
         return False
     numbers = torch.tensor([[1, 1, 1], [1, 1, 2]])
     with torch.no_grad(), modes.kept_generators(), suppress(Exception):

@@ -527,7 +527,7 @@ class TokenRows(Attack):
             return self._by_head(reader, TextFilter(reader, head, spaces[head]), words, observed, count)
         if not alone:
             return None
-        group = max(alone, key=lambda one: spaces[one].free)
+        group = max(alone, key=lambda one: (spaces[one].whole, spaces[one].free))  # rounding may hide rows of others
         near = near_tokens(reader, group, spaces[group], words, count, victim.generator)
         text_filter = self._filter(reader, spaces, count)
         if text_filter is None:
