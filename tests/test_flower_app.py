@@ -35,6 +35,24 @@ pytest.importorskip("flwr")
 
 FOLDER = Path(__file__).parent / "flower_app"
 CLIENTS = 3
+PARTIAL = {
+    "frozen_app": (),  # its messages hold what it does not train, too
+    "partial_app": (
+        ("server_app.py", "ArrayRecord(Net().state_dict())",
+         "ArrayRecord({n: v for n, v in Net().state_dict().items() if 'conv' not in n})"),
+        ("client_app.py", "to_torch_state_dict())", "to_torch_state_dict(), strict=False)"),
+        ("client_app.py", "state = model.state_dict()",
+         "state = {n: v for n, v in model.state_dict().items() if 'conv' not in n}"),
+    ),
+    "listed_app": (
+        ("server_app.py", "ArrayRecord(Net().state_dict())",
+         "ArrayRecord([v.numpy() for v in Net().state_dict().values()])"),
+        ("client_app.py", "msg.content[\"arrays\"].to_torch_state_dict())",
+         "dict(zip(model.state_dict(), map(torch.from_numpy, msg.content[\"arrays\"].to_numpy_ndarrays()))))"),
+        ("client_app.py", "ArrayRecord(state)", "ArrayRecord([v.numpy() for v in state.values()])"),
+    ),
+}  # fmt: skip
+"""Apps whose convolution is frozen: what is replaced in which of their files, by what."""
 VICTIMS = {Slot(0, client): client for client in range(CLIENTS)}
 
 
@@ -46,7 +64,7 @@ def app(tmp_path: Path) -> Iterator[Path]:
     before = [*sys.path]
     yield place
     sys.path[:] = before
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("quick_app", "text_app")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("quick_app", "text_app", *PARTIAL)]:
         del sys.modules[name]
 
 
@@ -57,6 +75,13 @@ def changed(place: Path, **settings: Any) -> str:
         lines = [f"{name} = {value}" if line.startswith(f"{name} =") else line for line in file.read_text().split("\n")]
         file.write_text("\n".join(lines))
     return f"flower:{place}"
+
+
+def renamed(place: Path, name: str) -> None:
+    """Give the app's package another name: the registry keeps networks by their addresses."""
+    (place / "quick_app").rename(place / name)
+    for file in [place / "pyproject.toml", *(place / name).glob("*.py")]:
+        file.write_text(file.read_text().replace("quick_app", name))
 
 
 def loaded(name: str) -> Any:
@@ -134,9 +159,7 @@ def test_its_running_statistics_are_averaged_and_seen_if_norms_are_tracked(app: 
 
 
 def test_an_app_of_texts_gets_token_numbers_and_a_mask_and_its_letters_are_read(app: Path) -> None:
-    (app / "quick_app").rename(app / "text_app")  # the registry keeps networks by their addresses
-    for file in [app / "pyproject.toml", *(app / "text_app").glob("*.py")]:
-        file.write_text(file.read_text().replace("quick_app", "text_app"))
+    renamed(app, "text_app")
     task = app / "text_app" / "task.py"
     begin, end = task.read_text().split("def load_data", 1)
     called = end.replace('net(batch["img"]), batch["label"]', 'net(batch["ids"], batch["mask"]).logits, batch["label"]')
@@ -156,6 +179,47 @@ def test_an_app_of_texts_gets_token_numbers_and_a_mask_and_its_letters_are_read(
     assert at_truth(evidence, victim.x[None], victim.y[None]) < 1e-9
     (guess,) = TokenRows().run(view, [Challenge((slot,), 1)], torch.Generator().manual_seed(0))
     assert torch.equal(guess.x, victim.x)
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_an_app_of_frozen_layers_sends_its_arrays_by_its_own_names_and_is_read(app: Path, name: str) -> None:
+    renamed(app, name)
+    task = app / name / "task.py"
+    frozen = "torch.manual_seed(0)\n        self.conv = nn.Conv2d(1, 4, 3).requires_grad_(False)"
+    task.write_text(task.read_text().replace("self.conv = nn.Conv2d(1, 4, 3)", frozen))
+    for file, old, new in PARTIAL[name]:
+        text = (app / name / file).read_text()
+        assert old in text
+        (app / name / file).write_text(text.replace(old, new))
+    plan = Plan(net_spec(f"{name}.task:Net", (1, 8, 8), 10), CLIENTS, Local("delta", 1, 8, Opt("sgd", 0.1)))
+    run = Federation(loaded(changed(app))(), plan, {c: data(20 + c, c) for c in range(CLIENTS)}, Seeds(0))
+    run.start(initial(plan.spec, 0))
+    before = run.parties.server.params
+    assert run.run(1) and not [one for one in before if "conv" in one]
+    assert all(not torch.equal(before[one], value) for one, value in run.parties.server.params.items())
+    view, victims = seen(run)
+    for one in view.defense.evidence(view):
+        right = victims[one.unit[0]]
+        assert at_truth(one, right.x[None], right.y[None]) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("state", "arrays", "named"),
+    [
+        (["a", "b"], ["b", "a"], {"a": "a", "b": "b"}),
+        (["base", "l.lora_A.default.weight", "c.original_module.bias", "c.modules_to_save.default.bias"],
+         ["l.lora_A.weight", "c.bias"],
+         {"l.lora_A.default.weight": "l.lora_A.weight", "c.modules_to_save.default.bias": "c.bias"}),
+        (["a", "b"], ["0", "1"], {"a": "0", "b": "1"}),
+        (["a", "b"], ["other"], {}),
+    ],
+)  # fmt: skip
+def test_arrays_are_named_as_the_state_as_peft_does_or_in_order(
+    state: list[str], arrays: list[str], named: dict[str, str]
+) -> None:
+    from ppbench.adapters.flower.app_folder import names_of_arrays
+
+    assert names_of_arrays(state, arrays) == named
 
 
 def test_probes_move_nothing_and_a_seed_gives_one_result(app: Path) -> None:

@@ -18,10 +18,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -66,11 +67,11 @@ _CLIENT_DATA: ContextVar[tuple[Data, int] | None] = ContextVar("client_data", de
 
 
 class _Started(BaseException):
-    """Carries the strategy that a server starts, and its training settings, out of `main`."""
+    """Carries the strategy that a server starts, its training settings and the names of its arrays out of `main`."""
 
-    def __init__(self, strategy: Strategy, config: ConfigRecord) -> None:
+    def __init__(self, strategy: Strategy, config: ConfigRecord, names: Sequence[str]) -> None:
         super().__init__()
-        self.strategy, self.config = strategy, config
+        self.strategy, self.config, self.names = strategy, config, tuple(names)
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,17 @@ class App(FlowerDefense):
         return steps.checked(self.name, plan.local.epochs)
 
     def _made(self, plan: Plan) -> Prepared:
+        started = self._started(plan)
+        return Prepared(started.strategy, (), started.config)
+
+    def _started(self, plan: Plan) -> _Started:
+        """Return what the app's server starts; UsageError: it starts nothing."""
         context = FlowerContext(RUN, SERVER_NODE, {}, record_dict(content_tree({})), self._settings(plan))
         try:
             with running_flower(f"The server of {self.name!r}", 0), mock.patch.object(Strategy, "start", _start):
                 self.folder.server(Nodes(plan.clients), context)
         except _Started as started:
-            return Prepared(started.strategy, (), started.config)
+            return started
         raise UsageError(
             f"The server of {self.name!r} ends without Strategy.start; only what that starts can be run here."
         )
@@ -157,13 +163,12 @@ class App(FlowerDefense):
 
         Buffers that it sends back are visible, but not aggregated, other than running statistics under norms=tracked.
         """
-        names = {name: plan.net.own_name(name) for name in plan.net.names}  # in the network's own `state_dict`
-        module = imported(metadata.EntryPoint("network", self.folder.network, ""))()
-        sent = {*names.values()}
-        buffers = array_record({name: value for name, value in module.named_buffers() if name not in sent})
+        names, others = self._arrays(plan)
+        order = [*_sent_names(self, plan), *names.values(), *others]  # by which apps tell arrays without names
         for key, record in [*request.array_records.items()]:
             if {*record} == {*plan.net.names}:
-                request[key] = ArrayRecord({names[n]: array for n, array in record.items()} | {**buffers})
+                arrays = {names[n]: array for n, array in record.items()} | {**others}
+                request[key] = ArrayRecord({n: arrays[n] for n in sorted(arrays, key=order.index)})
         own = data if plan.vocabulary is None else Data(data.x.long(), data.y)
         with running_flower(f"The client of {self.name!r}", seed, 2), _supplying(own, plan.local.batch):
             answer = self.folder.client(Message(request, context.node_id, kind), context)
@@ -173,6 +178,18 @@ class App(FlowerDefense):
                 if record:
                     answer.content[BUFFERS] = record
         return answer
+
+    def _arrays(self, plan: Plan) -> tuple[dict[str, str], ArrayRecord]:
+        """Return the app's name of each trained array, and the other arrays that it sends, as they are at first."""
+        module = imported(metadata.EntryPoint("network", self.folder.network, ""))()
+        state, names = module.state_dict(), _sent_names(self, plan)
+        own = {name: plan.net.own_name(name) for name in plan.net.names}  # in the network's own `state_dict`
+        by_state = names_of_arrays([*state], names)
+        if {*own.values()} <= {*by_state}:
+            trained = {name: by_state[one] for name, one in own.items()}
+            rest = {array: state[one] for one, array in by_state.items() if array not in {*trained.values()}}
+            return trained, array_record(rest)
+        return own, array_record({name: v for name, v in module.named_buffers() if name not in {*own.values()}})
 
     def replied(self, upload: TrainReply) -> RecordDict:
         """As the base class, without buffers: strategies take one record of arrays."""
@@ -188,7 +205,34 @@ class App(FlowerDefense):
 def _start(self: Strategy, grid: Any, initial_arrays: ArrayRecord, *rest: Any, **named: Any) -> Any:
     """Replace `Strategy.start`: raise what it would start."""
     arguments = inspect.signature(_original).bind(self, grid, initial_arrays, *rest, **named).arguments
-    raise _Started(self, arguments.get("train_config") or ConfigRecord())
+    raise _Started(self, arguments.get("train_config") or ConfigRecord(), [*arguments["initial_arrays"]])
+
+
+@lru_cache(maxsize=8)
+def _sent_names(app: App, plan: Plan) -> tuple[str, ...]:
+    """Return the names of the arrays that an app's server starts with."""
+    return app._started(plan).names  # a cache of one of its answers
+
+
+UNSAID = {"default", "modules_to_save"}
+"""Parts of a name that adapters of `peft` leave out where they send it."""
+
+
+def names_of_arrays(state: Sequence[str], arrays: Sequence[str]) -> dict[str, str]:
+    """Return the array's name of each tensor of a network's state that travels.
+
+    state: names in its `state_dict`; arrays: those that an app sends. They are equal, or lack `UNSAID`, as those of
+    `peft.get_peft_model_state_dict`; or they are numbers, in the order of the state.
+    """
+    said = {".".join(part for part in name.split(".") if part not in UNSAID): name for name in arrays}
+    named = {}
+    for name in state:
+        brief = ".".join(part for part in name.split(".") if part not in UNSAID)
+        if name in arrays or brief in said:
+            named[name] = name if name in arrays else said[brief]
+    if len({*named.values()}) == len(arrays):
+        return named
+    return dict(zip(state, arrays, strict=True)) if len(state) == len(arrays) else {}
 
 
 _original = Strategy.start
