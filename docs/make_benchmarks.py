@@ -246,6 +246,22 @@ def members_of_letters() -> str:
     return table(["noise", *(f"`{name.split()[0]}`" for name in names)], rows)
 
 
+def exposure() -> str:
+    """Return by how many bits planted letters are exposed under noise, as a classification and by next tokens."""
+    rows = []
+    kept = read("exposure")["rows"]
+    for key in dict.fromkeys((row["defense"], row["sigma"]) for row in kept):
+        pair = [row for row in kept if (row["defense"], row["sigma"]) == key]
+        cells = []
+        for row in pair:
+            first, absent = f"{number(100 * row['secrets_first'][0], 0)} %", f"{row['exposure_absent'][0]:.1f}"
+            value, low, high = row["exposure"]
+            cells += [f"{value:.1f} ({low:.1f} to {high:.1f})", first, absent, f"{row['auc_planted'][0]:.2f}"]
+        rows.append([f"`{key[0]}`" + (f" {key[1]:g}" if key[1] else ""), *cells])
+    head = [[f"{task}: bits", "first", "absent", "`mia_loss`, AUC"] for task in ("classes", "next tokens")]
+    return table(["noise", *head[0], *head[1]], rows)
+
+
 def ledger() -> str:
     """Return how often a submission that sees nothing moves a row, and whether a better attack does."""
     kept, rows = read("ledger"), []
@@ -373,6 +389,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "letters": letters,
     "letters-law": law_of_letters,
     "letters-members": members_of_letters,
+    "exposure": exposure,
     "ledger": ledger,
     "ratios": ratios,
     "pairs": pairs,
