@@ -305,7 +305,7 @@ def test_victims_that_are_kept_stand_on_the_page_and_without_any_there_is_no_pic
         board = summary_of(store, name)
         pages.append(board.html())
     words = (
-        "The first victims of the list, batch 1, random weights; rows from above: original; undefended (dlg) 36.0 dB; "
+        "The first victims of the list, batch 1, initial weights; rows from above: original; undefended (dlg) 36.0 dB; "
     )
     assert f'alt="{words}' in pages[1] and "<li>blind guess" not in pages[1], "none was kept"
     assert "![" not in board.markdown() and f"![{words[:30]}" in replace(board, picture="p.png").markdown()

@@ -141,7 +141,7 @@ def test_before_anything_is_trained_it_tells_of_leaks_and_what_is_missing(fabric
     """No setting is called usable, and no defense falls or stands."""
     records = [*controls(fabricate), *(r for value, decibels in settings for r in dp(fabricate, value, decibels))]
     first = preliminary_words(answer_of([untrained(r) for r in records], None))
-    assert first == f"dp at random weights: {words} (preliminary; accuracy and the trained model follow)."
+    assert first == f"dp before training: {words} (preliminary; accuracy and the trained model follow)."
     trained = answer_of(records, None)
     assert preliminary_words(trained) == f"{trained.headline.words} (preliminary; still running)"
 

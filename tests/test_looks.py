@@ -76,7 +76,7 @@ def test_what_was_left_out_is_said_and_ends_the_count_of_cells(weak):
     result, heard = weak
     assert heard.left == 0 and result.computed == len(result.records) == heard.ended
     assert [s.split(":")[0] for s in result.left_out] == [
-        "Batches of 5 after training", "Batches of 6 after training", "Batches of 6 at random weights",
+        "Batches of 5 after training", "Batches of 6 after training", "Batches of 6 before training",
     ]  # fmt: skip
     assert all("withstands there too (" in s and " dB)" in s for s in result.left_out)
 

@@ -253,7 +253,7 @@ def test_a_server_that_recovers_the_gradient_is_told_as_fedsgd_once_for_all_cont
     records += [images(fabricate, "pbpfl", k, db) for k, db in ((1.0, 35.0), (100.0, 34.5))]
     assert sentence_of(records, "To the server this is FedSGD").startswith(
         "To the server this is FedSGD over the whole grid: images are rebuilt as they are without a defense (dlg, "
-        "kappa=100: at least 35.5 dB [34.5, 36.5], undefended 36.0 dB [35.0, 37.0]); batch 1, at random weights; "
+        "kappa=100: at least 35.5 dB [34.5, 36.5], undefended 36.0 dB [35.0, 37.0]); batch 1, before training; "
         "accuracy 95.0%"
     )
 
@@ -296,8 +296,8 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
     assert row.leak.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
         "dp at sigma=0.1: what becomes of table rows is undecided, mean relative error 0.30 [0.30, 0.30] (dlg); "
-        "whether columns come out right was not measured; no attack here is shown to know the defense; batch 1, at "
-        "random weights; MSE 0.0702 (0.0601 undefended)."
+        "whether columns come out right was not measured; no attack here is shown to know the defense; batch 1, "
+        "before training; MSE 0.0702 (0.0601 undefended)."
     )
     assert "diverged" not in " ".join(sentences("dp", records))
     label = fabricate("dp", 0.1, "label_recovery", "label", 1.0, control="sigma", mse=0.0702, **numbers)
@@ -413,8 +413,8 @@ def test_models_of_numbers_and_trainings_that_diverged(fabricate):
     records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction", **broken)]
     records.append(fabricate("pbpfl", 1.0, "mia_loss", "membership", stage="iterate", **broken))
     assert "\n".join(printed(records)).count("diverged") == 2 and len(model_rows(records)) == 1
-    undecided = "pbpfl at kappa=1: what becomes of images is undecided, no attack on it gave a figure; batch 1, at "
-    assert sentences("pbpfl", records)[0] == undecided + "random weights; training diverged."
+    undecided = "pbpfl at kappa=1: what becomes of images is undecided, no attack on it gave a figure; batch 1, "
+    assert sentences("pbpfl", records)[0] == undecided + "before training; training diverged."
 
 
 @pytest.mark.parametrize("code", ["own_account", "own_weights", "probe_noticed"])

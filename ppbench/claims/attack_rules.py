@@ -210,7 +210,7 @@ PAPER_METRICS = {
 
 
 def cells_with_distance(cells: Sequence[Record], law: str, batch: int | None) -> list[Record]:
-    """Return the cells that have a distance, at one batch, from the server's view of random weights."""
+    """Return the cells that have a distance, at one batch, from the server's view of initial weights."""
     some = [r for r in cells if question_for(r).distance(law) is not None and r.config.batch_size == batch]
     return [r for r in some if r.config.stage == "init" and recorded_threat(r.config.threat_model.id).lone_server]
 
@@ -241,7 +241,7 @@ def cap_is_kept(case: ClaimCase) -> ClaimFinding | str:
     cells = cells_with_distance(case.mine, law, batch)
     if not cells:
         kind = case.claim.metric.removeprefix("cap_")
-        return f"no {kind} attack was run at batch {batch} from the server's view of random weights"
+        return f"no {kind} attack was run at batch {batch} from the server's view of initial weights"
     grid = case.claim.grid or grid_of(case.mine[0].config.defense.id)
     kept = paper_grid(cells, case.claim) if grid else []
     every = worst_caps([r for r in kept if r.config.defense.control is not None], law)

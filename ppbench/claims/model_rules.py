@@ -264,7 +264,7 @@ def stays_farther(case: ClaimCase) -> ClaimFinding | str:
     mine, theirs = (cells_with_distance(cells, law.name, batch) for cells in (case.mine, case.rival))
     if not mine or not theirs:
         who = "it" if not mine else _name(case)
-        return f"no {kind} attack was run on {who} at batch {batch} from the server's view of random weights"
+        return f"no {kind} attack was run on {who} at batch {batch} from the server's view of initial weights"
     rule = next(rule for rule in question.all_rules if rule.metric == law.metric)
     ours = list(_points(paper_grid(mine, case.claim), law.metric))
     others = list(_points(paper_grid(theirs, case.claim, own=False), law.metric))

@@ -168,7 +168,7 @@ def _time(v: Setting) -> str:
 
 
 class Live(Bars):
-    """Progress bars, and above them what the first cells show: the smallest batch at random weights."""
+    """Progress bars, and above them what the first cells show: the smallest batch before training."""
 
     def ready(self, records: Sequence[Record]) -> None:  # type: ignore[override]  # Bars cannot know records
         """Print the headline of the first cells, while the others run."""

@@ -417,7 +417,7 @@ USUAL_PROBE = ProbeInfo()
 class CellConfig(ProbeInfo):
     """Everything that determines a cell.
 
-    stage: "init" (random weights), "iterate" (what clients train on), "final" (after training) or "audit" (after a
+    stage: "init" (initial weights), "iterate" (what clients train on), "final" (after training) or "audit" (after a
     training with canaries); batch_size: examples in a victim's batch; victims: number of victim images, candidates or
     queries. role: of the victims, "" if all clients do the same. tuning: number of images on which the attack's
     settings were tuned.

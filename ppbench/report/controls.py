@@ -186,7 +186,7 @@ Item = TypeVar("Item")
 def easiest(items: Iterable[Item], scene: Callable[[Item], tuple[str, int]]) -> list[Item]:
     """Return the items in the scene where attacks have it easiest, which is judged first.
 
-    That is at random weights if some are there, and of these at the smallest batch. scene: returns stage and batch.
+    That is before training if some are there, and of these at the smallest batch. scene: returns stage and batch.
     """
     every = list(items)
     every = [one for one in every if scene(one)[0] == "init"] or every

@@ -26,7 +26,7 @@ class StageWords:
 
 
 STAGES = {
-    "init": StageWords("at random weights", "random weights", "initial"),
+    "init": StageWords("before training", "initial weights", "initial"),
     "iterate": StageWords("of what clients train on", "the weights that clients train on", "trained on"),
     "final": StageWords("after training", "trained weights", "delivered"),
     "audit": StageWords("after a training with canaries", "audited weights", "audited"),

@@ -263,7 +263,7 @@ def _recovered(row: HeadlineRow) -> str:
 
 # -- before anything is trained ----------------------------------------------------------------------------------------
 def preliminary_words(answer: Answer) -> str:
-    """Return the sentence on a first answer, while other cells run: what leaks at random weights, without accuracy.
+    """Return the sentence on a first answer, while other cells run: what leaks before training, without accuracy.
 
     Where every setting's accuracy is known, the headline as it is.
     """
@@ -280,7 +280,7 @@ def preliminary_words(answer: Answer) -> str:
     for word in dict.fromkeys(word for v in grid for word in v.recovered):
         words.append(f"{word} recovered{_at(sum(word in v.recovered for v in grid), len(grid))}")
     leaks = "; ".join(words) or "undecided"
-    return f"{row.name} at random weights: {leaks} (preliminary; accuracy and the trained model follow)."
+    return f"{row.name} before training: {leaks} (preliminary; accuracy and the trained model follow)."
 
 
 def _at(count: int, number: int) -> str:

@@ -70,7 +70,7 @@ class Section:
 
     @property
     def short(self) -> str:
-        """The board in a few words, for links and rows: "Reconstruction, server/1, random weights"."""
+        """The board in a few words, for links and rows: "Reconstruction, server/1, initial weights"."""
         return board_title(self.board.setting)
 
     @property
@@ -129,7 +129,7 @@ def batch_of(setting: Key) -> str:
 
 
 def board_title(setting: Key) -> str:
-    """Return a board in a few words: "Reconstruction, server/1, random weights, batch 1"."""
+    """Return a board in a few words: "Reconstruction, server/1, initial weights, batch 1"."""
     words = setting.kind.capitalize(), setting.threat, weights_words(setting), batch_of(setting)
     return ", ".join(word for word in words if word)
 
