@@ -1,8 +1,8 @@
 """Compute committed boards a seed at a time and publish each: sweep, accept, pack, write table and manifest.
 
 Run: PPBENCH_SHARED=FOLDER python benchmarks/boards.py OUT [--board NAME ...] [--seeds 0 1 2] [--until 21:15]
-FOLDER holds data/cifar10, data/mnist (parquet), data/bank-marketing.csv.gz and, for the reviews of the suite text,
-data/reviews.tsv. Results grow in OUT/NAME, where a killed
+FOLDER holds data/cifar10, data/mnist (parquet), data/bank-marketing.csv.gz and, for reviews, data/reviews.tsv and
+data/minilm. Results grow in OUT/NAME, where a killed
 run goes on; leaderboards/results/NAME gets records.zip, worst_case.csv and manifest.toml, and keeps the seeds that it
 has of the same state of the suite, computed here or on another machine. What `ppbench baseline accept` refuses is not
 published. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
@@ -102,6 +102,7 @@ BOARDS = {
         Board("classic", preset=""),
         Board("text", preset=""),
         Board("text", "text:reviews.tsv?text=review&label=rating&length=32", preset="reviews"),
+        Board("text-pretrained", preset=""),  # beside transformers and tokenizers
         Board("deployed", "parquet:cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
         Board("cifar10-resnet20", "parquet:cifar10", preset="gifd"),  # an hour of a core
         Board("cifar10-dlnet", "parquet:cifar10", preset="trainings"),  # 18 hours of it

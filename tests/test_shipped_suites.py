@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ LARGE = (12, "resnet50_fixup", "unet", "vgg16", "frozen_backbone")
 @cache
 def standing_in(name: str, size: int) -> Dataset:
     """Return a small data set of the shape that a suite's has, with `size` images to train on."""
-    if name == "letters":
+    if name == "letters" or name.startswith("text:"):
         return letters("", seed=0, root=Path())
     if name.startswith("csv:"):
         x, y = torch.rand(900, 24), torch.rand(900, 1)
@@ -61,6 +62,11 @@ def downloads(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     network = torchvision().models.mobilenet_v3_large(weights=None)
     torch.save(network.state_dict(), folder / "mobilenet_v3_large.pth")
+    if find_spec("transformers"):
+        from transformers import BertConfig, BertModel
+
+        sizes = dict(vocab_size=1024, hidden_size=48, num_attention_heads=4, num_hidden_layers=2, intermediate_size=96)
+        BertModel(BertConfig(**sizes, max_position_embeddings=64)).save_pretrained(folder / "minilm")
     return folder
 
 
@@ -69,6 +75,8 @@ def needs(name):
     if name == "deployed":
         for framework in ("flwr", "nvflare", "opacus"):
             pytest.importorskip(framework)
+    if name == "text-pretrained":
+        pytest.importorskip("transformers")
 
 
 def plans():
@@ -102,7 +110,7 @@ def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch, downlo
     assert planned.todo == planned.cells and not (tmp_path / "out").exists()
 
 
-SMALL = {"active", "classic", "compression", "cost", "digits-quick", "messages", "text"}
+SMALL = {"active", "classic", "compression", "cost", "digits-quick", "messages", "text", "text-pretrained"}
 """Suites that two cores can do as they are."""
 
 
