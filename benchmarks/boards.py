@@ -2,10 +2,9 @@
 
 Run: PPBENCH_SHARED=FOLDER python benchmarks/boards.py OUT [--board NAME ...] [--seeds 0 1 2] [--until 21:15]
 FOLDER holds data/cifar10, data/mnist (parquet), data/bank-marketing.csv.gz and, for reviews, data/reviews.tsv and
-data/minilm. Results grow in OUT/NAME, where a killed
-run goes on; leaderboards/results/NAME gets records.zip, worst_case.csv and manifest.toml, and keeps the seeds that it
-has of the same state of the suite, computed here or on another machine. What `ppbench baseline accept` refuses is not
-published. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
+data/minilm. Results grow in OUT/NAME, where a killed run goes on; leaderboards/results/NAME gets records.zip,
+worst_case.csv and manifest.toml, and keeps the seeds that it has of the same state of the suite, computed here or on
+another machine. What `ppbench baseline accept` refuses is not published. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
 time) no other is begun. --grown: published seeds too, of a suite that lists more defenses than it did. Afterwards
 `python docs/make_boards.py` writes the boards' pages.
 
