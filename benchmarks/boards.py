@@ -4,9 +4,9 @@ Run: PPBENCH_SHARED=FOLDER python benchmarks/boards.py OUT [--board NAME ...] [-
 FOLDER holds data/cifar10, data/mnist (parquet), data/bank-marketing.csv.gz and, for reviews, data/reviews.tsv and
 data/minilm. Results grow in OUT/NAME, where a killed run goes on; leaderboards/results/NAME gets records.zip,
 worst_case.csv and manifest.toml, and keeps the seeds that it has of the same state of the suite, computed here or on
-another machine. What `ppbench baseline accept` refuses is not published. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
-time) no other is begun. --grown: published seeds too, of a suite that lists more defenses than it did. Afterwards
-`python docs/make_boards.py` writes the boards' pages.
+another machine. What `ppbench baseline accept` refuses is not published. Without --board: all of `BOARDS`, each seed
+that is not published yet, seed by seed; after --until (local time) no other is begun. --grown: published seeds too, of
+a suite that lists more defenses than it did. Afterwards `python docs/make_boards.py` writes the boards' pages.
 
 records.zip has no reconstructions but pictures (`picture_bytes`): the first victims' images of the cells that the
 board's page shows. They come from the folders in OUT/NAME, and from the archive as it was. --pictures: of published

@@ -183,6 +183,23 @@ def test_what_cannot_be_read_as_texts_is_refused_in_one_sentence(tmp_path, query
         open_dataset(f"text:{tmp_path / 'other.txt'}" if (tmp_path / "other.txt").write_text("x") else "", seed=0)
 
 
+def test_texts_of_a_folder_that_the_library_datasets_saved_keep_their_splits(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"text": [f"good day number {i}" for i in range(30)], "label": [i % 2 for i in range(30)]}
+    saved = datasets.Dataset.from_dict(rows)
+    datasets.DatasetDict({"test": saved.select(range(6)), "train": saved}).save_to_disk(str(tmp_path / "both"))
+    saved.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"validation": saved}).save_to_disk(str(tmp_path / "none"))
+    both, one = (open_dataset(f"text:{tmp_path / name}?length=6", seed=0) for name in ("both", "one"))
+    assert (len(both.train), len(both.test), both.name, both.classes) == (30, 6, "text:both", 2)
+    assert both.vocabulary.text(both.test.x[3].int().tolist()) == "good day number 3" and int(both.test.y[3]) == 1
+    assert (len(one.train), len(one.test)) == (24, 6)
+    with pytest.raises(UsageError, match="has the splits validation; it must have one called train"):
+        open_dataset(f"text:{tmp_path / 'none'}", seed=0)
+    with pytest.raises(UsageError, match="is no folder that `datasets` saved"):
+        open_dataset(f"text:{tmp_path}", seed=0)
+
+
 def test_a_tokenizer_of_a_file_makes_the_tokens(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.vocabulary import PADDING, UNKNOWN, Style, Vocabulary
 from ppbench.task.dataset import Dataset, Split, existing, holds, no_argument
 from ppbench.task.partition import hold_out
+from ppbench.task.user_data import saved_by_datasets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -185,6 +186,8 @@ class TextOptions:
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """Texts of a file: text:FILE?text=COLUMN&label=COLUMN&length=64&tokenizer=FILE; .csv, .tsv or .parquet.
 
+    Or of a folder that the library `datasets` saved (save_to_disk), with its splits train and test where it has both.
+
     `text` is the column of texts, by default the one of the longest; `label` that of the class, by default the column
     named label, class or target, else the last other one. Its distinct values, sorted, are the classes. Texts are cut
     to `length` tokens. `tokenizer` is a file tokenizer.json of the Hugging Face format, or its folder, and needs the
@@ -196,10 +199,10 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """
     text, _, query = argument.partition("?")
     path, options = existing("text", text), _options(query)
-    frame = _frame(path)
-    column, label = _columns(frame, options, path)
-    rows = frame[[column, label]].dropna()
-    texts, values = [str(one) for one in rows[column]], [str(one) for one in rows[label]]
+    frames = _frames(path)
+    column, label = _columns(frames[0], options, path)
+    rows = [frame[[column, label]].dropna() for frame in frames]
+    texts, values = ([str(one) for some in rows for one in some[name]] for name in (column, label))
     classes = sorted(set(values))
     labels = [classes.index(value) for value in values]
     if not 2 <= len(classes) <= len(texts) // 2:
@@ -208,7 +211,7 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     tokens, vocabulary = _encoded(texts, options)
     parts = [
         ([tokens[i] for i in part.tolist()], [labels[i] for i in part])
-        for part in hold_out(torch.tensor(labels), 5, seed)
+        for part in (hold_out(torch.tensor(labels), 5, seed) if len(rows) == 1 else _in_turn([*map(len, rows)]))
     ]
     cut = sum(len(row) > options.length for row in tokens)
     note = (
@@ -234,18 +237,29 @@ def _options(query: str) -> TextOptions:
     return TextOptions(**values)
 
 
-def _frame(path: Path) -> pd.DataFrame:
+def _in_turn(sizes: Sequence[int]) -> list[Tensor]:
+    """Return the places of parts of these sizes that lie one behind the other."""
+    return [torch.arange(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+
+
+def _frames(path: Path) -> list[pd.DataFrame]:
+    """Return the rows of a file, or of a saved folder's training part, or of both of its parts."""
     import pandas as pd
 
+    if path.is_dir():
+        saved = saved_by_datasets(path)
+        parts = [saved[name] for name in ("train", "test") if name in saved] if isinstance(saved, Mapping) else [saved]
+        if not parts:
+            raise UsageError(f"{path} has the splits {listed(sorted(saved))}; it must have one called train.")
+        return [part.to_pandas() for part in parts]
     readers = {".csv": (pd.read_csv, {}), ".tsv": (pd.read_csv, {"sep": "\t"}), ".parquet": (pd.read_parquet, {})}
     if path.suffix not in readers:
         raise UsageError(f"{path} is no file of texts; give one that ends in {', '.join(readers)}.")
     read, options = readers[path.suffix]
     try:
-        frame: pd.DataFrame = read(path, **options)
+        return [read(path, **options)]
     except Exception as cause:
         raise UsageError(f"{path} cannot be read: {because(cause)}.") from cause
-    return frame
 
 
 def _columns(frame: pd.DataFrame, options: TextOptions, path: Path) -> tuple[str, str]:

@@ -108,18 +108,23 @@ def load_saved_dataset(argument: str, *, seed: int, root: Path) -> Dataset:
             f"The data set {shown('hf:' + argument)} has the option {min(unknown_options)!r}; known are image and "
             "label."
         )
-    try:
-        from datasets import load_from_disk  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError as cause:
-        raise UsageError("The data set 'hf' needs the package `datasets`; pip install datasets.") from cause
-    try:
-        saved: Any = load_from_disk(str(path))
-    except Exception as cause:
-        advice = f"write 'parquet:{path}'" if any(path.glob("**/*.parquet")) else "write it again"
-        raise UsageError(f"{path} is no folder that `datasets` saved ({because(cause)}); {advice}.") from cause
+    saved = saved_by_datasets(path)
     return dataset_from(
         f"hf:{path.resolve().name}", saved if isinstance(saved, Mapping) else {"train": saved}, seed, options
     )
+
+
+def saved_by_datasets(path: Path) -> Any:
+    """Return what the library `datasets` saved in a folder; UsageError: nothing, or the library is not installed."""
+    try:
+        from datasets import load_from_disk  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as cause:
+        raise UsageError(f"The folder {path} needs the package `datasets`; pip install datasets.") from cause
+    try:
+        return load_from_disk(str(path))
+    except Exception as cause:
+        advice = f"write 'parquet:{path}'" if any(path.glob("**/*.parquet")) else "write it again"
+        raise UsageError(f"{path} is no folder that `datasets` saved ({because(cause)}); {advice}.") from cause
 
 
 def dataset_from(name: str, value: Any, seed: int, columns: Mapping[str, str] | None = None) -> Dataset:
