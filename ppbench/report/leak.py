@@ -252,14 +252,16 @@ class Leak:
 
     @property
     def _unproven(self) -> bool:
-        return self.compared and (self.undefended is None or not self.undefended.falls)
+        """Whether nothing shows that the attacks can read such uploads: no undefended model beside it falls."""
+        return not self.compared or self.undefended is None or not self.undefended.falls
 
     @property
     def _without_proof(self) -> Qualifier:
         """The remark on an undefended model that is not shown to leak; where most inputs are rebuilt it resists not."""
-        if self.undefended is None:
+        undefended = self.undefended if self.compared else self
+        if undefended is None:
             return Qualifier("undefended_missing", "the undefended model was not attacked")
-        share = self.undefended.everybody.share
+        share = undefended.everybody.share
         if share is not None and (share.value or 0.0) >= BROKEN_SHARE:
             return Qualifier("few_victims", "too few victims to show that the undefended model leaks")
         return Qualifier("undefended_stands", "even the undefended model resists these attacks")
