@@ -388,7 +388,7 @@ def summary_of(store: Store, title: str, images: ImagesOf | None = None) -> Boar
         reasons=_reasons(answer.tables),
         origins=tuple(one for name in _defenses(answer.tables) if (one := introduction_of(name)).paper),
         pictures=pictures,
-        texts=tuple(one for pair in zip(answer.every, words, strict=True) for one in text_samples(*pair)),
+        texts=tuple(text_samples([*zip(answer.every, words, strict=True)])),
         problems=tuple(problems),
     )  # fmt: skip
 

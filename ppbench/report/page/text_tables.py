@@ -12,6 +12,7 @@ from ppbench.report.entries import Entry
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak
 from ppbench.report.page.overview import Overview, setting_words
+from ppbench.report.words import capitalized
 
 SHOWN_TEXTS = 5
 """Texts of a setting: the first victims, not the best ones."""
@@ -40,29 +41,32 @@ class TextTable:
 
 @dataclass(frozen=True)
 class TextSample:
-    """What the worst case read of the first victim under each setting of an evaluation. setting: data and federation.
+    """What the worst case read of the first victim under each setting. scene: batch size and model.
 
-    readings: by the name of a defense and its setting.
+    readings: by the name of a setting, with what tells its evaluation from others.
     """
 
-    setting: str
+    scene: str
     original: str
     readings: tuple[tuple[str, MarkedText], ...]
 
 
-def text_samples(table: Overview, about: str = "") -> list[TextSample]:
-    """Return the sample of an evaluation, of the settings that its table shows; none where inputs are no texts.
+def text_samples(tables: Sequence[tuple[Overview, str]]) -> list[TextSample]:
+    """Return the samples of evaluations, of the settings that their tables show; none where inputs are no texts.
 
-    about: what tells it from other evaluations.
+    tables: with what tells each from the others. Evaluations that attack the same text share a sample.
     """
-    readings, original = list[tuple[str, MarkedText]](), ""
-    for row in table.rows:
-        text = _first_text(row.value.shown.leak)
-        if text is None or text.original != (original := original or text.original):  # other seeds have other victims
-            continue
-        readings.append((setting_words(row.value) if row.value.entry.role == "compared" else "undefended", text))
-    setting = ", ".join(word for word in (about, table.scene) if word)
-    return [TextSample(setting, original, tuple(readings))] if readings else []
+    samples = dict[tuple[str, str], list[tuple[str, MarkedText]]]()
+    for table, about in tables:
+        original = ""
+        for row in table.rows:
+            text = _first_text(row.value.shown.leak)
+            if text is None or text.original != (original := original or text.original):  # other seeds' victims differ
+                continue
+            name = setting_words(row.value) if row.value.entry.role == "compared" else "undefended"
+            readings = samples.setdefault((table.scene, original), [])
+            readings.append((f"{about}: {name}" if about else name, text))
+    return [TextSample(capitalized(scene), original, tuple(readings)) for (scene, original), readings in samples.items()]
 
 
 def _first_text(leak: Leak | None) -> MarkedText | None:
@@ -74,7 +78,7 @@ def text_lines(samples: Sequence[TextSample]) -> list[str]:
     """Return the samples as lines of Markdown, what a reading shares with its original in bold."""
     lines = list[str]()
     for sample in samples:
-        lines += [markdown_text(f"{sample.setting}; the first victim: {sample.original}"), ""]
+        lines += [markdown_text(f"{sample.scene}; the first victim: {sample.original}"), ""]
         lines += ["| Setting | What was read | Tokens in place |", "| --- | --- | --- |"]
         for name, text in sample.readings:
             words = "".join(_bold(piece) if hit else markdown_text(piece) for piece, hit in text.pieces)
