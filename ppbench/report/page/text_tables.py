@@ -66,7 +66,9 @@ def text_samples(tables: Sequence[tuple[Overview, str]]) -> list[TextSample]:
             name = setting_words(row.value) if row.value.entry.role == "compared" else "undefended"
             readings = samples.setdefault((table.scene, original), [])
             readings.append((f"{about}: {name}" if about else name, text))
-    return [TextSample(capitalized(scene), original, tuple(readings)) for (scene, original), readings in samples.items()]
+    return [
+        TextSample(capitalized(scene), original, tuple(readings)) for (scene, original), readings in samples.items()
+    ]
 
 
 def _first_text(leak: Leak | None) -> MarkedText | None:
