@@ -1,5 +1,7 @@
 """Sequences of 16 integers from 0 to 9, by the integer that occurs most; a place is right after rounding."""
 
+from typing import ClassVar
+
 import torch
 
 from ppbench.api import Dataset, Modality, Split, holds
@@ -9,7 +11,10 @@ class Sequences(Modality):
     name, noun, inputs, content = "sequence", "sequences", "sequences of integers", "sequences"
     headline, figure, readers = "reconstruction_accuracy", "share of right places", ("reconstruction_accuracy",)
     broken = "sequences come with 90% of their places right"
-    networks, quick_budgets = {"": "mlp"}, {"adaptive_server.budget": 30}
+    networks: ClassVar = {"": "mlp"}
+
+    def quick_budgets(self, model_options):
+        return {"adaptive_server.budget": 30}
 
     def rebuilt(self, score):
         return score.accuracy is not None and score.accuracy >= 0.9

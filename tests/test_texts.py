@@ -262,6 +262,13 @@ def test_each_kind_of_data_gets_a_network_that_fits_where_none_is_named():
     assert rows == configure(defense="pbpfl", dataset="csv:rows.csv?target=y&task=regression", model="mlp")
 
 
+def test_quick_searches_of_texts_are_short_but_behind_adapters():
+    whole, adapters = (configure(defense="none", dataset="letters", model_options=o) for o in ({}, {"lora": 4}))
+    assert whole.settings["feature_inversion.joint_budget"] == 60 and whole.settings["ig.budget"] == 40
+    assert not {"feature_inversion.joint_budget", "ig.budget"} & {*adapters.settings}
+    assert adapters.settings["adaptive_server.budget"] == 600, "as for other kinds"
+
+
 def test_texts_need_a_network_of_texts_and_no_other_data_one():
     with pytest.raises(UsageError, match="has texts, but model 'mlp' takes no texts; use 'transformer', 'gpt', or"):
         make_task(configure(defense="none", dataset="letters", model="mlp"))

@@ -20,7 +20,7 @@ from ppbench.base.errors import shown, unknown
 from ppbench.base.registry import load_all
 from ppbench.base.vocabulary import PADDING, Vocabulary
 from ppbench.metrics.image import DataRange, assigned, match
-from ppbench.metrics.text import redraw_facts, share_in_place, tokens_of
+from ppbench.metrics.text import TEXT_BUDGETS, redraw_facts, share_in_place, tokens_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,6 @@ class Modality(ABC):
         secret_family: the family whose canaries hold a secret (`redrawn`), "" for none.
         networks: by loss the network of data sets where none is named; that of "" for all other losses.  loss: their
             loss where none is named; "" for the preset's of either.
-        quick_budgets: parameters of attacks in the quick portfolio, as "dlg.budget", beside those for all kinds.
     """
 
     name: ClassVar[str]
@@ -109,11 +108,16 @@ class Modality(ABC):
     secret_family: ClassVar[str] = ""
     networks: ClassVar[Mapping[str, str]] = {}
     loss: ClassVar[str] = ""
-    quick_budgets: ClassVar[Mapping[str, int | float]] = {}
 
     def network(self, loss: str) -> str:
         """Return the network of `networks` under a loss, "" for none."""
         return self.networks.get(loss, self.networks.get("", ""))
+
+    def quick_budgets(self, model_options: Mapping[str, Any]) -> Mapping[str, int | float]:
+        """Return parameters of attacks in the quick portfolio, as "dlg.budget", beside those for all kinds, for a network
+        with `model_options`. Default: none.
+        """
+        return {}
 
     # -- judged --------------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -463,12 +467,12 @@ class TextInput(Modality):
     canary_families: ClassVar[tuple[str, ...]] = ("planted", "out_of_distribution")
     secret_family: ClassVar[str] = "planted"
     networks: ClassVar[Mapping[str, str]] = {"": "transformer", "next_token": "gpt"}
-    quick_budgets: ClassVar[Mapping[str, int | float]] = {  # an evaluation ends in two minutes; larger may find more
-        **{f"{attack}.inversion_budget": 30 for attack in ("adaptive_spn", "feature_inversion")},
-        **{f"{attack}.joint_budget": 60 for attack in ("adaptive_spn", "feature_inversion")},
-        "adaptive_server.budget": 60,  # at 40 it has 66 % of the tokens under dp at 0.01, at 60 97 %
-        **{f"{attack}.budget": 40 for attack in ("adaptive_dp", "adaptive_ppdl", "ig", "ig_masked")},
-    }
+
+    def quick_budgets(self, model_options: Mapping[str, Any]) -> Mapping[str, int | float]:
+        """Return budgets with which an evaluation ends in two minutes; none behind adapters of low rank, where rows tell
+        nothing, and searches read 12 to 18 % of a letter with them, 79 % (rank 4) to 100 % (rank 16) without.
+        """
+        return {} if model_options.get("lora") else TEXT_BUDGETS
 
     def rebuilt(self, score: Any) -> bool:
         """Return whether `MOSTLY` of the tokens are in place."""

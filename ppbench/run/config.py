@@ -112,9 +112,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def _quick_budgets(options: Mapping[str, Any], kind: Modality | None) -> dict[str, Scalar]:
-    """Return the budgets of `--attack quick` for data of a kind, without those that `--budget` says."""
-    own, budgets = options.get("budget") is not None, {**QUICK_BUDGETS, **(kind.quick_budgets if kind else {})}
+def _quick_budgets(options: Mapping[str, Any], kind: Modality | None, model: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return the budgets of `--attack quick`, without those that `--budget` says. model: options of the network."""
+    own, budgets = options.get("budget") is not None, {**QUICK_BUDGETS, **(kind.quick_budgets(model) if kind else {})}
     return {name: value for name, value in budgets.items() if not (own and name.endswith(".budget"))}
 
 
@@ -136,9 +136,9 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     dataset = options.get("dataset", base.get("dataset"))
     kind = dataset_modality(_placed(dataset)) if isinstance(dataset, str) else None
     quick = isinstance(attacks, tuple | list) and "quick" in attacks
-    budgets = _quick_budgets(options, kind) if quick else {}
-    settings = {**budgets, **base.get("settings", {}), **(options.get("settings") or {})}
     model = {**base.get("model_options", {}), **(options.get("model_options") or {})}
+    budgets = _quick_budgets(options, kind, model) if quick else {}
+    settings = {**budgets, **base.get("settings", {}), **(options.get("settings") or {})}
     for name in ("attacks", "attack_batch", "stages", "threats", "grid"):
         if isinstance(options.get(name), tuple | list):
             options[name] = tuple(dict.fromkeys(options[name]))  # twice the same is once
