@@ -114,8 +114,9 @@ class Modality(ABC):
         return self.networks.get(loss, self.networks.get("", ""))
 
     def quick_budgets(self, model_options: Mapping[str, Any]) -> Mapping[str, int | float]:
-        """Return parameters of attacks in the quick portfolio, as "dlg.budget", beside those for all kinds, for a network
-        with `model_options`. Default: none.
+        """Return parameters of attacks in the quick portfolio, as "dlg.budget", beside those for all kinds.
+
+        model_options: of the network. Default: none.
         """
         return {}
 
@@ -469,8 +470,8 @@ class TextInput(Modality):
     networks: ClassVar[Mapping[str, str]] = {"": "transformer", "next_token": "gpt"}
 
     def quick_budgets(self, model_options: Mapping[str, Any]) -> Mapping[str, int | float]:
-        """Return budgets with which an evaluation ends in two minutes; none behind adapters of low rank, where rows tell
-        nothing, and searches read 12 to 18 % of a letter with them, 79 % (rank 4) to 100 % (rank 16) without.
+        """Return budgets with which an evaluation ends in two minutes; none behind adapters of low rank: rows tell
+        nothing there, and searches read 12 to 18 % of a letter with them, 79 % (rank 4) to 100 % (rank 16) without.
         """
         return {} if model_options.get("lora") else TEXT_BUDGETS
 
