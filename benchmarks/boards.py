@@ -103,7 +103,7 @@ BOARDS = {
         Board("text", "text:reviews.tsv?text=review&label=rating&length=32", preset="reviews"),
         Board("text-pretrained", preset=""),  # beside transformers and tokenizers
         Board("deployed", "parquet:cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
-        Board("cifar10-resnet20", "parquet:cifar10", preset="gifd"),  # an hour of a core
+        Board("cifar10-resnet20", "parquet:cifar10", preset="gifd"),  # five hours of a core
         Board("cifar10-dlnet", "parquet:cifar10", preset="trainings"),  # 18 hours of it
     )
 }
