@@ -221,3 +221,32 @@ def test_federate_refuses_token_numbers_beyond_the_embedding_and_of_networks_of_
         ppbench.federate(none, users_texts.Decoder(60), [(ids.clamp(max=59), labels)])
     with pytest.raises(UsageError, match="give finite floats"):
         ppbench.federate(none, nn.Sequential(nn.Linear(24, 8), nn.Sigmoid(), nn.Linear(8, 4)), [(ids, labels)])
+
+
+LOOP: dict[str, Any] = dict(
+    loss="next_token", upload="gradient", optimizer="sgd", lr=0.1, batch_size=8, schedule="parallel"
+)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_loop_of_ones_own_trains_a_decoder_and_its_texts_are_read(data: Dataset, tied: bool) -> None:
+    torch.manual_seed(0)
+    tokens, network = data.train.x.long(), users_texts.Decoder(len(data.vocabulary or ()), tied=tied).eval()
+    federation = ppbench.federate(ppbench.load_defense("none"), network, [tokens[:40], tokens[40:80].numpy()], **LOOP)
+    before = federation.outputs(tokens[:2].float())
+    assert federation.run(1) and before.shape == (2, tokens.shape[1], len(data.vocabulary or ()))
+    assert not torch.equal(before, federation.outputs(tokens[:2].float()))
+    view, questions = ppbench.probe(federation, [tokens[100:101], tokens[101:102]])
+    guesses = ppbench.load_attack("token_rows").run(view, questions, torch.Generator().manual_seed(0))
+    assert torch.equal(torch.cat([guess.x for guess in guesses if guess.x is not None]), tokens[100:102].float())
+
+
+def test_texts_that_are_their_own_targets_have_no_labels(data: Dataset) -> None:
+    none, tokens = ppbench.load_defense("none"), data.train.x.long()
+    decoder = users_texts.Decoder(len(data.vocabulary or ())).eval()
+    with pytest.raises(UsageError, match=r"Client 0 holds labels, and texts are their own targets; give token numbers"):
+        ppbench.federate(none, decoder, [(tokens[:8], data.train.y[:8]), tokens[8:16]], **LOOP)
+    with pytest.raises(UsageError, match="under loss='next_token' it must answer every token of a text"):
+        ppbench.federate(none, users_texts.Encoder().eval(), [tokens[:8], tokens[8:16]], **LOOP)
+    with pytest.raises(UsageError, match=r"give a list, with one entry|give each client inputs"):
+        ppbench.federate(none, decoder, tokens[:8], **LOOP)

@@ -41,6 +41,7 @@ from ppbench.run.user_inputs import (
     plan_of_texts,
     range_of,
     shards_of,
+    texts_alone,
 )
 
 TRAINING = (
@@ -91,6 +92,7 @@ def federate(
         model: as of `invert`.
         shards: what each client holds: inputs [N, *shape] (texts: token numbers [N, L], int64) and classes [N], tensors
             or arrays; or a `Dataset` or `DataLoader` of such pairs, which is read once (what it draws is drawn once).
+            Under loss="next_token" texts alone.
         data_range: least and greatest value of an input; those of the shards must lie in it.
         norms: "tracked": running statistics of norms in training mode move, are sent and averaged as weights are, and
             used by `outputs`, as where frameworks send a state dict. "batch": all take those of the batch at hand.
@@ -101,7 +103,8 @@ def federate(
     Raises UsageError, one sentence: an argument cannot be used, or the defense does not suit the network.
     """
     _check_given(defense, training)
-    spec, data = _network_and_data(model, shards, ends := range_of(data_range), norms)
+    next_token = training.get("loss") == "next_token"
+    spec, data = _network_and_data(model, shards, ends := range_of(data_range), norms, next_token)
     config = configure(defense=defense.name, clients=len(data), **training)
     plan = plan_of_texts(plan_on(config, spec, ends), None)
     check_device(config.device)
@@ -122,21 +125,21 @@ def _check_given(defense: Any, training: Iterable[str]) -> None:
 
 
 def _network_and_data(
-    model: Module, shards: Sequence[Shard], data_range: tuple[float, float], norms: str
+    model: Module, shards: Sequence[Shard], data_range: tuple[float, float], norms: str, next_token: bool
 ) -> tuple[HeldSpec, dict[int, Data]]:
     """Return a copy of a user's network, for inputs such as the first client's, and each client's examples, checked."""
-    pairs = shards_of(shards)
+    pairs = shards_of(texts_alone(shards) if next_token else shards)
     check_real(model)
     if norms not in ("batch", "tracked"):
         raise UsageError(f"norms={shown(norms)} cannot be used; it must be 'batch' or 'tracked'.")
     tracked, texts = norms == "tracked", are_texts(pairs[0][0])
     shape = tuple(inputs_of(0, pairs[0][0], texts=texts).shape[1:])
-    spec = held_network(model, shape, data_range, when="", tracked=tracked, texts=texts).spec
+    spec = held_network(model, shape, data_range, when="", tracked=tracked, texts=texts, every_token=next_token).spec
     texts = texts and bool(spec.net.embedding)
     if tracked and not spec.net.statistics:
         words = "has no batch norm in training mode that moves running statistics by a momentum"
         raise UsageError(f"norms='tracked' cannot be used: model {spec.model!r} {words}.")
-    data = {k: examples_of(k, own, spec.shape, spec.classes, texts) for k, own in enumerate(pairs)}
+    data = {k: examples_of(k, own, spec.shape, spec.classes, texts, next_token) for k, own in enumerate(pairs)}
     check_range(data, (0.0, spec.net.rows - 1.0) if texts else data_range)
     return spec, data
 
@@ -155,9 +158,9 @@ def probe(federation: Federation, batches: Sequence[Shard]) -> tuple[View, list[
     if not isinstance(federation, Federation):
         raise UsageError(f"The federation is {shown(federation, 60)}; give what federate gives.")
     plan, defense = federation.plan, federation.defense
-    pairs = shards_of(batches, "batches")
-    spec, texts = plan.spec, plan.vocabulary is not None
-    data = {Slot(0, k): examples_of(k, own, spec.shape, spec.classes, texts) for k, own in enumerate(pairs)}
+    pairs = shards_of(texts_alone(batches) if plan.next_token else batches, "batches")
+    form = plan.spec.shape, plan.spec.classes, plan.vocabulary is not None, plan.next_token
+    data = {Slot(0, k): examples_of(k, own, *form) for k, own in enumerate(pairs)}
     check_range(data, plan.data_range)
     sizes = {len(own.x) for own in data.values()}
     whole = defense.sums or len(defense.roles) > 1

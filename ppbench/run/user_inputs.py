@@ -159,6 +159,13 @@ def shards_of(shards: Iterable[Shard] | Any, kind: str = "shards") -> list[tuple
     return [_pair(client, shard) for client, shard in enumerate(listed)]
 
 
+def texts_alone(shards: Iterable[Shard] | Any) -> Any:
+    """Return what clients hold with each array of texts as a pair of itself and itself, its targets."""
+    if isinstance(shards, str | bytes | Mapping | Tensor | np.ndarray) or not isinstance(shards, Iterable):
+        return shards  # refused by `shards_of`
+    return [(one, one) if isinstance(one, Tensor | np.ndarray) else one for one in shards]
+
+
 def _is_shard(value: Any) -> bool:
     return isinstance(value, tuple | list | Dataset | DataLoader)
 
@@ -240,11 +247,28 @@ def _no_inputs(client: int, inputs: Any, shape: Sequence[int]) -> UsageError:
     return UsageError(f"Client {client} holds inputs {describe_value(inputs)}; {right}.")
 
 
-def examples_of(client: int, examples: LabelledBatch, shape: Sequence[int], classes: int, texts: bool = False) -> Data:
-    """Return a copy of a client's examples, float32; texts: token numbers. UsageError: they do not fit the network."""
+def examples_of(
+    client: int,
+    examples: LabelledBatch,
+    shape: Sequence[int],
+    classes: int,
+    texts: bool = False,
+    next_token: bool = False,
+) -> Data:
+    """Return a copy of a client's examples, float32.
+
+    texts: whether inputs are token numbers. next_token: whether they are their own targets. UsageError: they do not fit
+    the network.
+    """
     x, labels = inputs_of(client, examples[0], shape, texts), examples[1]
     if tuple(x.shape[1:]) != tuple(shape) or not bool(x.isfinite().all()):
         raise _no_inputs(client, x, shape)
+    if next_token:
+        if labels is not examples[0]:
+            raise UsageError(
+                f"Client {client} holds labels, and texts are their own targets; give token numbers [N, L]."
+            )
+        return Data(x.clone().float().cpu(), x.clone().float().cpu())
     y = one_hot_of(labels, classes, f"Client {client}: ")
     if len(y) != len(x):
         raise UsageError(f"Client {client} holds {len(x)} inputs and {len(y)} labels; give each input its label.")
