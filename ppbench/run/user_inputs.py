@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import Module, functional
 from torch.nn.functional import one_hot
@@ -24,7 +25,8 @@ from ppbench.nets.net import LossName, OwnLoss, bce, next_token_of_batches, soft
 ClassLabels = Tensor | Sequence[int]
 LabelledBatch = tuple[Any, Any]
 """A batch: inputs [N, *shape], floats, and their classes [N]; tensors, or what NumPy makes arrays of."""
-Shard = LabelledBatch | Dataset[Any] | DataLoader[Any]
+Shard = LabelledBatch | Dataset[Any] | DataLoader[Any] | Tensor | NDArray[Any]
+"""What a client holds; arrays alone are texts that are their own targets."""
 MAX_ITEMS = 100_000
 """Most items that are read from a data set without a length: it may have no end."""
 OUTSIDE = 1e-4
