@@ -249,4 +249,4 @@ def test_texts_that_are_their_own_targets_have_no_labels(data: Dataset) -> None:
     with pytest.raises(UsageError, match="under loss='next_token' it must answer every token of a text"):
         ppbench.federate(none, users_texts.Encoder().eval(), [tokens[:8], tokens[8:16]], **LOOP)
     with pytest.raises(UsageError, match=r"give a list, with one entry|give each client inputs"):
-        ppbench.federate(none, decoder, tokens[:8], **LOOP)
+        ppbench.federate(none, decoder, tokens[:8], **LOOP)  # type: ignore[arg-type]

@@ -90,9 +90,8 @@ def federate(
     Args:
         defense: as `load_defense` gives it.
         model: as of `invert`.
-        shards: what each client holds: inputs [N, *shape] (texts: token numbers [N, L], int64) and classes [N], tensors
-            or arrays; or a `Dataset` or `DataLoader` of such pairs, which is read once (what it draws is drawn once).
-            Under loss="next_token" texts alone.
+        shards: each client's inputs [N, *shape] (texts: token numbers [N, L], int64) and classes [N], arrays, under
+            loss="next_token" texts alone; or a `Dataset` or `DataLoader` of such pairs, which is read once.
         data_range: least and greatest value of an input; those of the shards must lie in it.
         norms: "tracked": running statistics of norms in training mode move, are sent and averaged as weights are, and
             used by `outputs`, as where frameworks send a state dict. "batch": all take those of the batch at hand.
@@ -103,15 +102,14 @@ def federate(
     Raises UsageError, one sentence: an argument cannot be used, or the defense does not suit the network.
     """
     _check_given(defense, training)
-    next_token = training.get("loss") == "next_token"
-    spec, data = _network_and_data(model, shards, ends := range_of(data_range), norms, next_token)
+    spec, data = _network_and_data(model, shards, ends := range_of(data_range), norms, training.get("loss"))
     config = configure(defense=defense.name, clients=len(data), **training)
     plan = plan_of_texts(plan_on(config, spec, ends), None)
     check_device(config.device)
     check_batch(plan, min(config.batch_size, *(len(shard.x) for shard in data.values())))
     check_clients(defense, plan, config, min(len(shard.x) for shard in data.values()))
-    device, seeds = torch.device(config.device), Seeds(config.seed)
-    federation = Federation(defense, plan, data, seeds, device, config.backend, tf32=config.tf32)
+    own = defense, plan, data, Seeds(config.seed), torch.device(config.device), config.backend
+    federation = Federation(*own, tf32=config.tf32)
     with guard("defenses", defense.name):
         federation.start(spec.start)
     return federation
@@ -125,9 +123,10 @@ def _check_given(defense: Any, training: Iterable[str]) -> None:
 
 
 def _network_and_data(
-    model: Module, shards: Sequence[Shard], data_range: tuple[float, float], norms: str, next_token: bool
+    model: Module, shards: Sequence[Shard], data_range: tuple[float, float], norms: str, loss: Any
 ) -> tuple[HeldSpec, dict[int, Data]]:
     """Return a copy of a user's network, for inputs such as the first client's, and each client's examples, checked."""
+    next_token = loss == "next_token"
     pairs = shards_of(texts_alone(shards) if next_token else shards)
     check_real(model)
     if norms not in ("batch", "tracked"):
