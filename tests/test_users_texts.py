@@ -185,13 +185,16 @@ def test_what_is_no_decoder_or_has_labels_is_refused(module: nn.Module, about: d
         ppbench.invert(module, gradient, (12,), **{"loss": "next_token", **about})
 
 
-def test_an_evaluation_takes_a_decoder_by_its_address_but_no_tied_one() -> None:
-    about = dict(defense="none", dataset="letters", model="users_texts:Decoder", loss="next_token")
-    task = make_task(configure(**about))
-    assert task.plan.net.every_token and "head.weight" in task.plan.net.names
-    assert task.plan.net(task.params, task.test.x[:2]).shape == (2, 24, task.plan.spec.classes)
-    with pytest.raises(UsageError, match="uses one parameter under two names; give each layer its own"):
-        make_task(configure(**about, model_options={"tied": True}))
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_evaluation_takes_a_decoder_by_its_address_and_trains_a_tied_weight_once(tied: bool) -> None:
+    about: dict[str, Any] = dict(defense="none", dataset="letters", model="users_texts:Decoder", loss="next_token")
+    task = make_task(configure(**about, model_options={"tied": tied}))
+    net, x = task.plan.net, task.test.x[:2]
+    assert net.every_token and ("head.weight" in net.names) != tied
+    assert net(task.params, x).shape == (2, 24, task.plan.spec.classes)
+    module = users_texts.Decoder(task.plan.spec.classes, tied=tied)
+    module.load_state_dict({net.own_name(name): value for name, value in task.params.items()}, strict=not tied)
+    torch.testing.assert_close(net(task.params, x), module(x.long()), rtol=1e-4, atol=1e-5)
 
 
 # -- a federation in plain PyTorch ------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def build_user_network(
             return module
         if not isinstance(module, nn.Module):
             raise Unfit(f"it gave {one_line(type(module).__name__, 60)}; it must give an nn.Module")
-        x = _examples(shape)
+        x, module = _examples(shape), modes.with_single_names(module)
         table = table_of(module, shape)
         module = taking_texts(module, table) if table else module
         _check_precision(module.train(), x)
