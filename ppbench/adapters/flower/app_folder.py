@@ -214,25 +214,28 @@ def _sent_names(app: App, plan: Plan) -> tuple[str, ...]:
     return app._started(plan).names  # a cache of one of its answers
 
 
-UNSAID = {"default", "modules_to_save"}
-"""Parts of a name that adapters of `peft` leave out where they send it."""
+ADAPTER_PARTS = {"default", "modules_to_save"}
+"""Parts of a name in a network's state that `peft` leaves out where it sends adapters."""
 
 
 def names_of_arrays(state: Sequence[str], arrays: Sequence[str]) -> dict[str, str]:
     """Return the array's name of each tensor of a network's state that travels.
 
-    state: names in its `state_dict`; arrays: those that an app sends. They are equal, or lack `UNSAID`, as those of
-    `peft.get_peft_model_state_dict`; or they are numbers, in the order of the state.
+    state: names in its `state_dict`; arrays: those that an app sends. They are equal, or lack `ADAPTER_PARTS`, as those
+    of `peft.get_peft_model_state_dict`; or they are numbers, in the order of the state.
     """
-    said = {".".join(part for part in name.split(".") if part not in UNSAID): name for name in arrays}
-    named = {}
+    by_short_name = {_without_adapter_parts(name): name for name in arrays}
+    names = {name: name for name in state if name in arrays}
     for name in state:
-        brief = ".".join(part for part in name.split(".") if part not in UNSAID)
-        if name in arrays or brief in said:
-            named[name] = name if name in arrays else said[brief]
-    if len({*named.values()}) == len(arrays):
-        return named
+        if name not in names and (short := _without_adapter_parts(name)) in by_short_name:
+            names[name] = by_short_name[short]
+    if len({*names.values()}) == len(arrays):
+        return names
     return dict(zip(state, arrays, strict=True)) if len(state) == len(arrays) else {}
+
+
+def _without_adapter_parts(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in ADAPTER_PARTS)
 
 
 _original = Strategy.start
