@@ -152,7 +152,8 @@ def test_an_evaluation_says_by_how_many_bits_and_noise_exposes_nothing(tmp_path)
     sentences = Exposure().sentences("dp", made.records)
     assert len(sentences) == 1 and "names and numbers by" in sentences[0] and "of 8 bits" in sentences[0]
     assert "undefended" in sentences[0] and "undefended" not in Exposure().sentences("none", made.records)[0]
-    assert "Training on a text exposes" in (tmp_path / "out" / "leaderboard.html").read_text()
+    page = (tmp_path / "out" / "leaderboard.html").read_text()
+    assert "Training on a text exposes" in page and "<dt>Exposure</dt>" in page
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
