@@ -1,4 +1,4 @@
-"""Trap weights: a first linear layer that sorts the images of a batch into bins, if possible one image per bin.
+"""Trap weights: a first linear layer that sorts a batch's images, or texts' tokens, into bins, if possible one per bin.
 
 All rows are one measurement of the input, biases its quantiles (the imprint of Fowl et al., "Robbing the Fed", ICLR
 2022, in an existing layer instead of one in front; trap weights of Boenisch et al., "When the Curious Abandon Honesty",
@@ -6,6 +6,9 @@ EuroS&P 2023, likewise use an existing layer). Gradients of neighboring units th
 their quantiles; a unit that bumps has the images around its own. Weight over bias gradient of one image is the image.
 Where the server reads sums alone, all other clients get weights without a gradient (Pasquini et al., "Eluding Secure
 Aggregation in Federated Learning via Model Inconsistency", CCS 2022), so that the sum is the target's.
+
+Of a transformer the layer is the first MLP's (Fowl et al., "Decepticons", ICLR 2023), and tokens are sorted, see
+`token_bins`.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from ppbench.attacks.active.wiring import (
     BIN_FLOOR,
     LOUD_WEIGHT,
     QUIET_HEIGHT,
+    WRONG,
     ActiveInversion,
     WiredLayer,
     Wiring,
@@ -71,7 +75,7 @@ SHARP: Mapping[type[nn.Module], float] = {nn.Hardswish: 12.0, nn.Sigmoid: 12.0, 
 
 @dataclass(frozen=True)
 class Imprint(ActiveInversion):
-    """Trap weights in the first hidden linear layer: recovers the images that fall into a bin of their own.
+    """Trap weights in the first hidden linear layer: recovers the images that fall into a bin of their own, or texts.
 
     Bins are equally likely on the public examples, by their leading principal direction; without any, by brightness and
     a normal law. With fewer units than examples a bin has probability 1 / batch, and the rest of the law has no bins: 1
@@ -88,7 +92,8 @@ class Imprint(ActiveInversion):
     reference: ClassVar[str] = (
         "Fowl et al., Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models, "
         "ICLR 2022; Boenisch et al., When the Curious Abandon Honesty, EuroS&P 2023; Pasquini et al., Eluding Secure "
-        "Aggregation in Federated Learning via Model Inconsistency, CCS 2022"
+        "Aggregation in Federated Learning via Model Inconsistency, CCS 2022; Fowl et al., Decepticons: Corrupted "
+        "Transformers Breach Privacy in Federated Learning for Language Models, ICLR 2023"
     )
 
     def suits(self, plan: Plan) -> bool:
@@ -276,8 +281,12 @@ SAMPLED_TOKENS = 2**14
 """Tokens of public or drawn texts from which the law of the measurement is taken."""
 BLUR = 0.02
 """Spread that is added to the measured values, relative to theirs: tokens that begin a text of a decoder are alike."""
-STEPS_IN_BIN = 300.0
-"""Change of a unit's input over the median bin: one in a hundred tokens lies where a unit is half open."""
+STEPS_IN_BIN = 200.0
+"""Change of a unit's input over the median bin: a few of a hundred tokens lie where a unit is half open."""
+READ_WEIGHT = 4.0
+"""Weight by which the head reads the mean over a text's tokens: its output still stays where it is undecided."""
+LOUDER = 30.0
+"""How much larger than those of images the weights behind a loud trap are: a norm follows on what rounding leaves."""
 
 
 def last_norm(plan: Plan) -> WiredLayer:
@@ -305,9 +314,9 @@ def text_trap(plan: Plan, params: Params, public: Data | None, generator: torch.
     _write_signatures(sent, width, spread * math.sqrt(len(features.positions)) / 2, generator)  # as large as tokens
     if relays(features):
         _set(sent, "features.blocks.1.query_key_value.weight", slice(2 * width, 2 * width + 1), way[None])
-        _set(sent, "features.blocks.1.mixed.weight", (slice(None), 0), spread * answered)
+        _set(sent, "features.blocks.1.mixed.weight", (slice(None), 0), READ_WEIGHT * spread * answered)
     else:
-        answered = way
+        answered = READ_WEIGHT * way
     sent |= _undecided_head(answered, params, plan)
     texts = _law_texts(plan, public, generator)
     vectors = TokenVectors.of(plan, sent)
@@ -340,10 +349,13 @@ def _plain_blocks(params: Params) -> Params:
 
 
 def _undecided_head(way: Tensor, params: Params, plan: Plan) -> Params:
-    """Return a head that reads one direction [D] into its first output, at which it is undecided."""
+    """Return a head that reads one direction [D] into its first output, at which it is undecided.
+
+    Where texts are their own targets the first output is that of padding, no target, and sure: its slope is 1 for all.
+    """
     weight, bias = torch.zeros_like(params["head.weight"]), torch.zeros_like(params["head.bias"])
     weight[0] = way.to(weight)
-    bias[0] = 0.5 if plan.loss == "squared" else math.log(max(len(bias) - 1, 1))
+    bias[0] = 0.5 if plan.loss == "squared" else math.log(max(len(bias) - 1, 1)) + WRONG * plan.next_token
     return {"head.weight": weight, "head.bias": bias}
 
 
@@ -375,9 +387,10 @@ def _trap_layer(
     thresholds = torch.quantile(measured, quantiles(len(like) // 2 if loud else len(like), 1))
     gains = torch.full_like(thresholds, STEPS_IN_BIN / float(thresholds.diff().median()))
     units = bin_units(direction, thresholds, gains, nn.GELU(), loud)
+    coefficients = padded(units.coefficients * (LOUDER if loud else 1.0), like.double())
     return {
         f"{TRAP_BLOCK}.up.weight": padded(units.weight, params[f"{TRAP_BLOCK}.up.weight"]),
         f"{TRAP_BLOCK}.up.bias": padded(units.bias, like),
-        f"{TRAP_BLOCK}.down.weight": (way[:, None] * padded(units.coefficients, like.double())).to(down),
+        f"{TRAP_BLOCK}.down.weight": (way[:, None] * coefficients).to(down),
         f"{TRAP_BLOCK}.down.bias": (-units.middle * way).to(down),
     }

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -132,16 +133,16 @@ class TokenVectors:
 
 # -- What the bins show --
 
-EXPLAINED = 1e-3
+EXPLAINED_SUM = 1e-3
 """Relative error of a sum of vectors below which it counts as explained, unless noise or rounding are larger."""
-NOISIEST = 0.5
-"""The same of noise, from which on a bin is not read."""
+NOISE_MARGIN, NOISIEST = 2.0, 0.7
+"""How much larger than usual noise may be; the relative error from which on a bin is not read."""
 ROUNDED_SUM = 4e-7
 """Rounding of the gradient of a unit, relative to its size; a bin is the difference of two."""
 MOST_SUMMANDS = 40
 """Embeddings and places, at most, into which a bin is taken apart."""
-ALIKE_SIGNATURES = 1e-2
-"""Relative distance of the signatures of one text."""
+ALIKE_SIGNATURES, NOISY_SIGNATURES = 1e-2, 2.0
+"""Relative distance of the signatures of one text; with noise, times the relative error of bins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +150,8 @@ class TokenBins:
     """The bins of an upload.
 
     direction: [D], thresholds: [H], of the measurement. rows: [H, D + 1], what each bin adds to the gradient; error:
-    [H], relative, infinite for a bin without a token. tokens, places: [H, V], [H, L] bool, what was read in each;
-    alone: [H], whether it is one token; then its vector [H, D] and `signatures` [H, S] are known.
+    [H], relative, infinite for a bin without a token. tokens, places: [H, V], [H, L] bool, what was read in each.
+    alone: [H], whether it is one token, which then has one of `signatures` [H, S].
     """
 
     vectors: TokenVectors
@@ -161,12 +162,17 @@ class TokenBins:
     tokens: Tensor
     places: Tensor
     alone: Tensor
-    alone_vectors: Tensor
     signatures: Tensor
 
     def numbers(self, vectors: Tensor) -> Tensor:
         """Return the numbers [...] of the bins into which vectors [..., D] fall, at least 0."""
         return (torch.searchsorted(self.thresholds, (vectors @ self.direction).contiguous()) - 1).clamp(min=0)
+
+    @property
+    def alike(self) -> float:
+        """The relative distance up to which signatures are those of one text."""
+        errors = self.error[self.alone]
+        return max(ALIKE_SIGNATURES, NOISY_SIGNATURES * float(errors.median()) if len(errors) else 0.0)
 
     def words(self, place: int) -> Tensor:
         """Return the tokens that were read in a bin together with a place."""
@@ -184,8 +190,8 @@ def token_bins(plan: Plan, params: Params, evidence: Evidence) -> TokenBins | No
     coefficients = down[down[:, 0].abs().argmax()]
     gradient = torch.cat([weight, bias[:, None]], 1)
     rows = bin_differences(gradient, coefficients, units, bumps=False)
-    noise = 0.0 if evidence.noise is None else evidence.noise.of(names[0])
-    rounding = ROUNDED_SUM * gradient.norm(dim=1) + noise * math.sqrt(gradient.shape[1])
+    noise = _noise(evidence.observed, gradient.shape[1] - 1)
+    rounding = ROUNDED_SUM * gradient.norm(dim=1) + NOISE_MARGIN * noise * math.sqrt(gradient.shape[1])
     steps = rounding / coefficients.abs()
     if len(rows) < len(units):  # the mean of two equal units
         units, steps = units[::2], steps.unflatten(0, (-1, 2)).square().mean(1).sqrt()
@@ -196,10 +202,19 @@ def token_bins(plan: Plan, params: Params, evidence: Evidence) -> TokenBins | No
     return _bins_read(TokenVectors.of(plan, params), units[0, :-1] / gains[0], -units[:, -1] / gains, rows, error)
 
 
+def _noise(observed: Params, width: int) -> float:
+    """Return the standard deviation of noise: queries and keys are 0, so that their weights' gradients are noise alone.
+
+    0 if they are not seen.
+    """
+    seen = observed.get(f"{TRAP_BLOCK}.query_key_value.weight")
+    return 0.0 if seen is None else float(seen[: 2 * width].double().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+
+
 def _bins_read(vectors: TokenVectors, direction: Tensor, thresholds: Tensor, rows: Tensor, error: Tensor) -> TokenBins:
     """Return the bins with rows [H, D + 1], of relative errors [H], with what is read in each."""
     token, place, distance = _nearest(vectors, rows[:, :-1])
-    loose = error.clamp(min=EXPLAINED)
+    loose = error.clamp(min=EXPLAINED_SUM)
     alone = (distance < loose) & error.isfinite()
     tokens = torch.zeros(len(rows), len(vectors.embeddings), dtype=torch.bool)
     places = torch.zeros(len(rows), len(vectors.places), dtype=torch.bool)
@@ -209,13 +224,20 @@ def _bins_read(vectors: TokenVectors, direction: Tensor, thresholds: Tensor, row
         summands = _summands(atoms, vectors.told(rows[number, :-1]), float(loose[number]))
         tokens[number, [one for one in summands if one < count]] = True
         places[number, [one - count for one in summands if one >= count]] = True
-    single = rows[:, :-1] / rows[:, -1:]
-    x, seen = vectors.embeddings[token] + vectors.places[place], vectors.told(single)
-    size = len(vectors.projection)
+    signatures = _signatures_of(vectors, rows, token, place)
+    return TokenBins(vectors, direction, thresholds, rows, error, tokens, places, alone, signatures)
+
+
+def _signatures_of(vectors: TokenVectors, rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+    """Return the signatures [N, S] of tokens [N] at places [N], from their rows [N, D + 1] of the gradient.
+
+    What a norm did to a vector is a scale and an offset, which the coordinates that tell the token show.
+    """
+    single, size = rows[:, :-1] / rows[:, -1:], len(vectors.projection)
+    x, seen = vectors.embeddings[tokens] + vectors.places[places], vectors.told(single)
     scale = (vectors.told(x) * seen).sum(1, keepdim=True) / seen.square().sum(1, keepdim=True)
     offset = (x[:, size:] - scale * single[:, size:]).mean(1, keepdim=True)
-    signatures = scale * single[:, :size] + offset - x[:, :size]
-    return TokenBins(vectors, direction, thresholds, rows, error, tokens, places, alone, single, signatures)
+    return scale * single[:, :size] + offset - x[:, :size]
 
 
 def _nearest(vectors: TokenVectors, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -296,10 +318,11 @@ def _costs(bins: TokenBins, place: int, words: Tensor, signatures: Tensor) -> Te
     """Return the costs [N, W] of words [W] at a place with signatures [N, W, S]; infinite where they were not read."""
     vectors = bins.vectors.vectors(words, place, signatures)
     number = bins.numbers(vectors)
-    distance = (vectors - bins.alone_vectors[number]).norm(dim=-1) / math.sqrt(vectors.shape[-1])
+    seen = bins.rows[number, :-1] / bins.rows[number, -1:]
+    distance = (vectors - seen).norm(dim=-1) / math.sqrt(vectors.shape[-1])
     cost = torch.full_like(distance, torch.inf)
     cost[bins.tokens[number, words] & bins.places[number, place] & ~bins.alone[number]] = LIKELY
-    cost[bins.alone[number] & (distance < 2 * bins.error[number].clamp(min=EXPLAINED))] = SURE
+    cost[bins.alone[number] & (distance < 2 * bins.error[number].clamp(min=EXPLAINED_SUM))] = SURE
     return cost
 
 
@@ -358,7 +381,7 @@ def _shares(bins: TokenBins, vectors: Mapping[tuple[int, ...], Tensor]) -> dict[
     numbers, atoms = bins.numbers(atoms), _unit(torch.cat([atoms, torch.ones_like(atoms[:, :1])], 1))
     for number in numbers[bins.error[numbers].isfinite()].unique().tolist():
         row, error = _unit(bins.rows[number]), float(bins.error[number])
-        inside, loose = (numbers == number).nonzero()[:, 0], max(error, EXPLAINED)
+        inside, loose = (numbers == number).nonzero()[:, 0], max(error, EXPLAINED_SUM)
         if chosen := _summands(atoms[inside], row, 2 * error) or _summands(atoms[inside], row, loose):
             parts = torch.zeros(len(inside))
             parts[chosen] = 1.0
@@ -374,8 +397,23 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _texts_of_encoder(bins: TokenBins, count: int) -> list[tuple[int, ...]]:
-    """Return texts by their signatures: those of tokens that are alone in their bin, the most frequent first."""
-    signatures, vectors = _signatures(bins, count), dict[tuple[int, ...], Tensor]()
+    """Return texts by their signatures: those of tokens that are alone in their bin, or beside tokens of read texts."""
+    seen, best = bins.signatures[bins.alone], list[tuple[tuple[int, ...], bool]]()
+    while True:
+        texts = _texts_with(bins, _distinct(seen, count, bins.alike))
+        exact = [text for text, fits in texts if fits]
+        if best and len(exact) <= sum(fits for _, fits in best):
+            break
+        best = texts
+        if not exact or len(exact) == count:
+            break
+        seen = torch.cat([bins.signatures[bins.alone], _signatures_beside(bins, exact)])
+    return [text for text, _ in best]
+
+
+def _texts_with(bins: TokenBins, signatures: Tensor) -> list[tuple[tuple[int, ...], bool]]:
+    """Return the text of each of signatures [T, S], and whether its tokens have that signature together."""
+    vectors = dict[tuple[int, ...], Tensor]()
     for place in range(len(bins.vectors.places) if len(signatures) else 0):
         words = bins.words(place)
         spread = signatures[:, None].expand(-1, len(words), -1)
@@ -384,7 +422,27 @@ def _texts_of_encoder(bins: TokenBins, count: int) -> list[tuple[int, ...]]:
     options = [[dict[int, float]() for _ in bins.vectors.places] for _ in signatures]
     for (text, place, token), share in _shares(bins, vectors).items():
         options[text][place][token] = share
-    return [_fitting(bins.vectors, some, signature) for some, signature in zip(options, signatures, strict=True)]
+    return [_fitting(bins, some, signature) for some, signature in zip(options, signatures, strict=True)]
+
+
+def _signatures_beside(bins: TokenBins, texts: Sequence[tuple[int, ...]]) -> Tensor:
+    """Return the signatures [N, S] of tokens that share their bin with those of known texts alone."""
+    length = len(bins.vectors.places)
+    padded = torch.tensor([(*text, *[PADDING] * (length - len(text))) for text in texts]).view(-1, length)
+    vectors = bins.vectors.of_texts(padded)[padded != PADDING]
+    numbers, found = bins.numbers(vectors), list[Tensor]()
+    for number in numbers[bins.error[numbers].isfinite() & ~bins.alone[numbers]].unique().tolist():
+        row, known = bins.rows[number], vectors[numbers == number]
+        limit = max(float(bins.error[number]), EXPLAINED_SUM) * float(bins.vectors.told(row[:-1]).norm())
+        for token, place in product(*(some[number].nonzero()[:, 0] for some in (bins.tokens, bins.places))):
+            own = bins.vectors.embeddings[token] + bins.vectors.places[place]
+            atoms = bins.vectors.told(torch.cat([known, own[None]]))
+            shares = torch.linalg.lstsq(atoms.T, bins.vectors.told(row[:-1])[:, None], driver="gelsd").solution[:, 0]
+            if float((bins.vectors.told(row[:-1]) - shares @ atoms).norm()) < limit and float(shares[-1].abs()) > limit:
+                left = row - torch.cat([shares[:-1] @ known, shares[:-1].sum()[None]])
+                found.append(_signatures_of(bins.vectors, left[None], token[None], place[None]))
+                break
+    return torch.cat(found) if found else bins.signatures[:0]
 
 
 def _likeliest(
@@ -399,28 +457,30 @@ def _likeliest(
         yield (row, column), vectors[row, column]
 
 
-def _signatures(bins: TokenBins, count: int) -> Tensor:
-    """Return the signatures [T, S] of at most `count` texts, the most frequent first."""
-    left, texts = bins.signatures[bins.alone], list[Tensor]()
+def _distinct(signatures: Tensor, count: int, alike: float) -> Tensor:
+    """Return those of signatures [N, S] that are not `alike`, at most `count`, the most frequent first."""
+    left, texts = signatures, list[Tensor]()
     while len(left) and len(texts) < count:
-        near = torch.cdist(left, left) < ALIKE_SIGNATURES * left.norm(dim=1)
+        near = torch.cdist(left, left) < alike * left.norm(dim=1)
         most = near[int(near.sum(1).argmax())]
         texts.append(left[most].median(0).values)
         left = left[~most]
-    return torch.stack(texts) if texts else bins.signatures[:0]
+    return torch.stack(texts) if texts else signatures[:0]
 
 
-def _fitting(vectors: TokenVectors, options: Sequence[Mapping[int, float]], signature: Tensor) -> tuple[int, ...]:
-    """Return the text whose mean over its tokens' values is its signature [S].
+def _fitting(
+    bins: TokenBins, options: Sequence[Mapping[int, float]], signature: Tensor
+) -> tuple[tuple[int, ...], bool]:
+    """Return the text whose mean over its tokens' values is its signature [S], and whether there is one.
 
     options: the tokens that may stand at each place, with their shares. One place may have none: its token is filled
     in. If no text fits, that of the largest shares.
     """
-    least, best = ALIKE_SIGNATURES * float(signature.norm()), tuple[int, ...]()
-    for texts, sums in _choices(vectors, options):
+    least, best = bins.alike * float(signature.norm()), tuple[int, ...]()
+    for texts, sums in _choices(bins.vectors, options):
         length = texts.shape[1]
         left, gaps = length * signature - sums, (texts[0] == PADDING).nonzero()[:, 0].tolist()
-        filled = vectors.values(gaps[0])[PADDING + 1 :] if gaps else torch.zeros_like(left[:1])
+        filled = bins.vectors.values(gaps[0])[PADDING + 1 :] if gaps else torch.zeros_like(left[:1])
         distances = torch.cdist(left, filled) / length
         number, token = divmod(int(distances.argmin()), len(filled))
         if float(distances.min()) < least:
@@ -429,9 +489,9 @@ def _fitting(vectors: TokenVectors, options: Sequence[Mapping[int, float]], sign
                 text[place] = token + PADDING + 1
             least, best = float(distances.min()), tuple(text)
     if best:
-        return best
+        return best, True
     likely = [max(some, key=some.__getitem__, default=PADDING) for some in options]
-    return tuple(likely[: max((place + 1 for place, token in enumerate(likely) if token), default=0)])
+    return tuple(likely[: max((place + 1 for place, token in enumerate(likely) if token), default=0)]), False
 
 
 def _choices(vectors: TokenVectors, options: Sequence[Mapping[int, float]]) -> Iterator[tuple[Tensor, Tensor]]:
