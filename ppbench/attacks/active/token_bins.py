@@ -215,12 +215,14 @@ def _bins_read(vectors: TokenVectors, direction: Tensor, thresholds: Tensor, row
     """Return the bins with rows [H, D + 1], of relative errors [H], with what is read in each."""
     token, place, distance = _nearest(vectors, rows[:, :-1])
     loose = error.clamp(min=EXPLAINED_SUM)
-    alone = (distance < loose) & error.isfinite()
+    same = (distance < loose) & error.isfinite()  # one token at one place, but maybe of several texts
+    length = (rows[:, :-1] / rows[:, -1:]).square().mean(1).sqrt()
+    alone = same & ((length - 1).abs() < 2 * loose)  # behind a norm a sum of several vectors is shorter than one
     tokens = torch.zeros(len(rows), len(vectors.embeddings), dtype=torch.bool)
     places = torch.zeros(len(rows), len(vectors.places), dtype=torch.bool)
-    tokens[alone, token[alone]] = places[alone, place[alone]] = True
+    tokens[same, token[same]] = places[same, place[same]] = True
     atoms, count = _atoms(vectors), len(vectors.embeddings)
-    for number in (error.isfinite() & ~alone).nonzero()[:, 0].tolist():
+    for number in (error.isfinite() & ~same).nonzero()[:, 0].tolist():
         summands = _summands(atoms, vectors.told(rows[number, :-1]), float(loose[number]))
         tokens[number, [one for one in summands if one < count]] = True
         places[number, [one - count for one in summands if one >= count]] = True
