@@ -217,7 +217,7 @@ def _bins_read(vectors: TokenVectors, direction: Tensor, thresholds: Tensor, row
     loose = error.clamp(min=EXPLAINED_SUM)
     same = (distance < loose) & error.isfinite()  # one token at one place, but maybe of several texts
     length = (rows[:, :-1] / rows[:, -1:]).square().mean(1).sqrt()
-    alone = same & ((length - 1).abs() < 2 * loose)  # behind a norm a sum of several vectors is shorter than one
+    alone = same & ((length - 1).abs() < loose)  # behind a norm a sum of several vectors is shorter than one
     tokens = torch.zeros(len(rows), len(vectors.embeddings), dtype=torch.bool)
     places = torch.zeros(len(rows), len(vectors.places), dtype=torch.bool)
     tokens[same, token[same]] = places[same, place[same]] = True
@@ -323,7 +323,7 @@ def _costs(bins: TokenBins, place: int, words: Tensor, signatures: Tensor) -> Te
     seen = bins.rows[number, :-1] / bins.rows[number, -1:]
     distance = (vectors - seen).norm(dim=-1) / math.sqrt(vectors.shape[-1])
     cost = torch.full_like(distance, torch.inf)
-    cost[bins.tokens[number, words] & bins.places[number, place] & ~bins.alone[number]] = LIKELY
+    cost[bins.tokens[number, words] & bins.places[number, place]] = LIKELY
     cost[bins.alone[number] & (distance < 2 * bins.error[number].clamp(min=EXPLAINED_SUM))] = SURE
     return cost
 
