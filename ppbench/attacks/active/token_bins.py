@@ -11,7 +11,11 @@ A bin's share of the gradient is a sum of its tokens' vectors, behind a norm. On
 places, in the coordinates without signature; these then tell its signature. Of several tokens the sum is a sparse one
 of embeddings and places, found by orthogonal matching pursuit (Pati, Rezaiifar and Krishnaprasad, Asilomar 1993). A
 text is put together from tokens that fall into bins in which they were read, each with the signature that it would
-have there.
+have there; of an encoder, so that the mean over its tokens is its signature. Tokens beside those of known texts tell
+signatures of more.
+
+Measured on letters (width 96, 384 units, untrained): 357 tokens in 192 bins come out. Clipping with noise behind it is
+not drowned: most of a clipped gradient is that of the layer behind the trap.
 """
 
 from __future__ import annotations
