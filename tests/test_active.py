@@ -1,21 +1,24 @@
 """Servers that act: probes from weights of their own, trap weights, one target among others, what clients notice."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar
 
 import pytest
 import torch
 from protocols import central_bare
+from scipy.optimize import linear_sum_assignment
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.active.fishing import ClassFishing
-from ppbench.attacks.active.imprint import Imprint, QuietImprint
+from ppbench.attacks.active.imprint import Imprint, QuietImprint, last_norm, text_trap
 from ppbench.attacks.active.wiring import silent_weights, wiring
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
+from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.mpdp.protocol import MPDP, MPDPH
 from ppbench.defenses.none import FullNoise, NoDefense
@@ -31,6 +34,7 @@ from ppbench.run.config import configure
 from ppbench.run.detection import detection_scores
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
+from ppbench.run.task import make_task
 from ppbench.testing.small_federation import World, all_digits, psnrs
 
 ACTIVE, SYBIL = "server-active/1", "server-active/1/sybil"
@@ -254,6 +258,117 @@ def test_what_it_cannot_wire_is_refused():
     config = configure(defense="none", attacks=("imprint",), threats=(ACTIVE,), model="dlnet", rounds=1)
     with pytest.raises(UsageError, match="'imprint' has no use for model 'dlnet'"):
         assert resolve(config).attacks
+
+
+@cache
+def lettered(model="transformer", loss="cross_entropy", **options):
+    """Return the task of letters on an untrained network of texts."""
+    return make_task(
+        configure(defense="none", dataset="letters", model=model, loss=loss, model_options=options, clients=4)
+    )
+
+
+def probed_letters(attack, defense, batch, count, threat=ACTIVE, **options):
+    """Return what an active server sees of `count` letters, by `attack`."""
+    task = lettered(**options)
+    plan = replace(task.plan, local=Local("gradient", batch=32), schedule="parallel")
+    run = Federation(defense, plan, task.shards, Seeds(0))
+    run.start(task.params)
+    victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=defense.sums, roles=len(defense.roles))
+    acting = Acting(attack.crafted, 0 if sum(map(len, victims.units)) < len(victims.data) else None)
+    return World(run.probe(victims.data, acting=acting).view(threat), victims.challenges(), victims, run)
+
+
+def tokens_in_place(world, guesses):
+    """Return the share of real tokens that stand in their place in the text that a guess has for theirs."""
+    hits = total = 0
+    for unit, guess in zip(world.victims.units, guesses, strict=True):
+        truth = world.victims.truth(unit).x
+        same = ((truth[:, None] == guess.x) & (truth[:, None] != 0)).sum(2)
+        hits += int(same[linear_sum_assignment(same, maximize=True)].sum())
+        total += int((truth != 0).sum())
+    return hits / total
+
+
+def letters_read(attack, defense, batch, count, **options):
+    """Return the share of tokens of `count` letters that come out in place."""
+    world = probed_letters(attack, defense, batch, count, **options)
+    return tokens_in_place(world, world.answers(attack, 3))
+
+
+GPT, TOKENS = {"model": "gpt"}, {"model": "gpt", "loss": "next_token"}
+
+
+@pytest.mark.parametrize(
+    ("batch", "options"),
+    [
+        (1, {}),
+        (8, {}),
+        (8, GPT),
+        (8, TOKENS),
+        *(
+            pytest.param(*late, marks=pytest.mark.nightly)
+            for late in (
+                (16, {}),
+                (16, GPT),
+                (16, TOKENS),
+                (8, {"frozen_embedding": True}),
+                (8, {"depth": 2}),
+                (8, {**TOKENS, "depth": 1}),
+            )
+        ),
+    ],
+)
+def test_planted_leak_letters_come_out_of_a_transformer_whose_mlp_is_a_trap(batch, options):
+    for attack in (Imprint(), QuietImprint()):
+        assert letters_read(attack, NoDefense(), batch, 2 * batch, **options) > 0.95
+
+
+def test_planted_null_uploads_of_noise_show_no_letter():
+    world = probed_letters(Imprint(), FullNoise(), 4, 8)
+    assert all(bool((guess.x == 0).all()) and guess.evaluations == 1 for guess in world.answers(Imprint()))
+
+
+def test_letters_are_read_alike_each_time_from_one_evaluation():
+    worlds = [probed_letters(Imprint(), NoDefense(), 4, 4) for _ in range(2)]
+    first, again = (world.answers(Imprint(), seed) for seed, world in enumerate(worlds))
+    assert torch.equal(first[0].x, again[0].x) and first[0].evaluations == 1 and first[0].y is None
+
+
+@pytest.mark.parametrize("options", [{}, GPT])
+def test_sums_that_hide_clients_give_the_targets_letters_away(options):
+    assert letters_read(QuietImprint(), SecureAggregation(), 8, 8, **options) > 0.97
+
+
+def test_a_loud_trap_of_letters_drowns_noise_but_not_noise_after_clipping():
+    """Clipping scales a text's gradient down to its bound, and with it what the noise must drown."""
+    assert letters_read(Imprint(), DP(sigma=0.01), 4, 8) > 0.9
+    assert letters_read(Imprint(), DPSGD(noise_multiplier=0.1), 4, 8) < 0.05
+
+
+@pytest.mark.parametrize("options", [{"lora": 4}, {**GPT, "depth": 1}, {"width": 16}])
+def test_texts_are_refused_without_a_trained_mlp_that_every_token_passes(options):
+    """Adapters leave no gradient of the MLP; of a classified decoder of one block only the last token has one."""
+    plan = lettered(**options).plan
+    assert not Imprint().suits(plan)
+    with pytest.raises(UsageError, match="needs a transformer whose first MLP is trained"):
+        text_trap(plan, initial(plan.spec, 0), None, torch.Generator(), loud=True)
+
+
+def test_a_refusal_names_the_options_of_the_network():
+    config = configure(
+        defense="none", dataset="letters", attacks=("imprint",), threats=(ACTIVE,), model_options={"lora": 4}
+    )
+    with pytest.raises(UsageError, match="with loss 'cross_entropy', lora=4; leave it out"):
+        assert resolve(config).attacks
+
+
+@pytest.mark.parametrize("options", [{}, TOKENS])
+def test_letters_of_all_but_the_target_have_no_gradient_but_the_heads_bias(options):
+    task = lettered(**options)
+    params = silent_weights(last_norm(task.plan), task.params, task.plan.loss)
+    result = simulation(task.plan, params)(task.shards[0].x[None, :4], task.shards[0].y[None, :4])
+    assert {name for name, value in result.items() if bool((value != 0).any())} == {"head.bias"}
 
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "hardswish", "sigmoid", "tanh"])

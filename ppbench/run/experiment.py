@@ -280,7 +280,9 @@ class Experiment:
                 suitable.append(attack)
             elif named:
                 probed = config.probe in attack.probes
-                why = f"model {config.model!r} with loss {config.loss!r}" if probed else f"--probe {config.probe}"
+                options = "".join(f", {name}={value}" for name, value in config.model_options.items())
+                model = f"model {config.model!r} with loss {config.loss!r}{options}"
+                why = model if probed else f"--probe {config.probe}"
                 raise UsageError(f"Attack {attack.name!r} has no use for {why}; leave it out.")
         return tuple(suitable)
 

@@ -1,4 +1,4 @@
-"""Trap weights: a first linear layer that sorts the images of a batch into bins, if possible one image per bin.
+"""Trap weights: a first linear layer that sorts a batch's images, or texts' tokens, into bins, if possible one per bin.
 
 All rows are one measurement of the input, biases its quantiles (the imprint of Fowl et al., "Robbing the Fed", ICLR
 2022, in an existing layer instead of one in front; trap weights of Boenisch et al., "When the Curious Abandon Honesty",
@@ -6,10 +6,14 @@ EuroS&P 2023, likewise use an existing layer). Gradients of neighboring units th
 their quantiles; a unit that bumps has the images around its own. Weight over bias gradient of one image is the image.
 Where the server reads sums alone, all other clients get weights without a gradient (Pasquini et al., "Eluding Secure
 Aggregation in Federated Learning via Model Inconsistency", CCS 2022), so that the sum is the target's.
+
+Of a transformer the layer is the first MLP's (Fowl et al., "Decepticons", ICLR 2023), and tokens are sorted, see
+`token_bins`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,32 +21,48 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ppbench.attacks.active.token_bins import (
+    TRAP_BLOCK,
+    TokenVectors,
+    embedding_tables,
+    relays,
+    shown_texts,
+    signature_size,
+    trapped_features,
+)
 from ppbench.attacks.active.wiring import (
+    BIN_FLOOR,
+    LOUD_WEIGHT,
+    QUIET_HEIGHT,
+    WRONG,
     ActiveInversion,
     WiredLayer,
     Wiring,
+    alternating,
+    bin_differences,
+    bin_units,
+    bin_widths,
     carried,
+    doubled,
     entering,
+    lowered,
+    opposed,
+    padded,
     passing,
+    quantiles,
     silent_weights,
     wiring,
 )
+from ppbench.attacks.reconstruction.search.starts import PosedVictim
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
+from ppbench.base.vocabulary import PADDING
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Data, Plan
 
 BRIGHTNESS_MEAN, BRIGHTNESS_STD = 0.4, 0.12
 """Mean and standard deviation of a normal law of brightness, in units of the data range; without public examples."""
-BIN_FLOOR = 1e-5
-"""Bias gradients below this share of the largest are the rounding of a bin without an image."""
-LOWEST_REACH = 3.0
-"""How far below the first quantile, in units of all of them, the lowest bin begins."""
-LOUD_WEIGHT = 5e3
-"""Weight of a unit of a loud trap: float32 sums of pairs that cancel are then exact to some hundredths."""
-QUIET_HEIGHT = 0.005
-"""What a quiet trap adds to an output: no example becomes decided, no gradient leaves its range."""
 BRIGHTNESS_LIFT = 0.2
 """What the last unit, which measures brightness, adds to all outputs together, so that ReLUs pass the sum."""
 RATIO_STD = 0.15
@@ -55,7 +75,7 @@ SHARP: Mapping[type[nn.Module], float] = {nn.Hardswish: 12.0, nn.Sigmoid: 12.0, 
 
 @dataclass(frozen=True)
 class Imprint(ActiveInversion):
-    """Trap weights in the first hidden linear layer: recovers the images that fall into a bin of their own.
+    """Trap weights in the first hidden linear layer: recovers the images that fall into a bin of their own, or texts.
 
     Bins are equally likely on the public examples, by their leading principal direction; without any, by brightness and
     a normal law. With fewer units than examples a bin has probability 1 / batch, and the rest of the law has no bins: 1
@@ -67,23 +87,41 @@ class Imprint(ActiveInversion):
     loud: bool = True
 
     name: ClassVar[str] = "imprint"
+    reads_tokens: ClassVar[bool] = True
+    next_token: ClassVar[bool] = True
     reference: ClassVar[str] = (
         "Fowl et al., Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models, "
         "ICLR 2022; Boenisch et al., When the Curious Abandon Honesty, EuroS&P 2023; Pasquini et al., Eluding Secure "
-        "Aggregation in Federated Learning via Model Inconsistency, CCS 2022"
+        "Aggregation in Federated Learning via Model Inconsistency, CCS 2022; Fowl et al., Decepticons: Corrupted "
+        "Transformers Breach Privacy in Federated Learning for Language Models, ICLR 2023"
     )
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether the network has a hidden linear layer with biases behind layers that can pass the image on."""
+        """Return whether the network can be a trap: of images by `wiring`, of texts by `trapped_features`."""
+        if plan.vocabulary is not None:
+            return trapped_features(plan) is not None
         return plan.spec.classes > 1 and wiring(plan) is not None
 
     def crafted(self, before: Before, generator: torch.Generator) -> Sent:
         """Return the trap for the target (or for all), and weights without a gradient for the others."""
-        wired = _wired(before.plan)
-        params = {name: value.detach().cpu() for name, value in before.server.params.items()}
-        trap = {**params, **passing(wired.before, params, before.plan.data_range)}
-        trap |= (bin_trap if wired.biased else ratio_trap)(wired, trap, before, self.loud)
-        return Sent(trap, None if before.target is None else silent_weights(wired.last, params, before.plan.loss_name))
+        plan, params = before.plan, {name: value.detach().cpu() for name, value in before.server.params.items()}
+        if plan.vocabulary is not None:
+            trap, last = text_trap(plan, params, before.public, generator, self.loud), last_norm(plan)
+        else:
+            wired = _wired(plan)
+            trap, last = {**params, **passing(wired.before, params, plan.data_range)}, wired.last
+            trap |= (bin_trap if wired.biased else ratio_trap)(wired, trap, before, self.loud)
+        return Sent(trap, None if before.target is None else silent_weights(last, params, plan.loss_name))
+
+    def blank(self, victim: PosedVictim) -> Tensor:
+        """Return a grey image, or an empty text, for each example."""
+        return super().blank(victim) if victim.plan.vocabulary is None else torch.full(victim.size, float(PADDING))
+
+    def read(self, plan: Plan, params: Params, evidence: Evidence, count: int) -> Tensor:
+        """Return the images, or the texts, that the trap's bins show."""
+        if plan.vocabulary is None:
+            return super().read(plan, params, evidence, count)
+        return shown_texts(plan, params, evidence, count)
 
     def features(self, plan: Plan, params: Params, evidence: Evidence) -> tuple[Sequence[WiredLayer], Tensor]:
         """Return the layers before the trap, and the features in its bins."""
@@ -117,79 +155,12 @@ def bin_trap(wired: Wiring, params: Params, before: Before, loud: bool) -> Param
     """Return the weights of the trap and of the layers behind it; `loud`: with the largest possible gradients."""
     count = wired.units // 2 if loud else wired.units
     direction, thresholds = _law(wired, params, before, count)
-    widths = torch.cat([thresholds.diff(), thresholds[-1:] - thresholds[-2:-1]])
-    sharp = SHARP.get(type(wired.trap.activation))
-    gains = torch.ones_like(thresholds) if sharp is None else sharp / widths
-    if not wired.bumps:  # the first unit steps below all others: its gradient less the second's is the lowest bin
-        thresholds, gains = lowered(thresholds), torch.cat([gains[:1], gains[:-1]])
-    weight, bias = gains[:, None] * direction, -gains * thresholds
-    if loud:
-        weight, bias, coefficients, middle = doubled(weight), doubled(bias), opposed(count, LOUD_WEIGHT / gains), 0.0
-    else:
-        height = QUIET_HEIGHT / (1.0 if wired.bumps else float(widths.median()))
-        coefficients = (2 * alternating_signs(count) if wired.bumps else alternating(thresholds)) * height / gains
-        places = torch.linspace(float(thresholds[1]), float(thresholds[-1]), 4096, dtype=torch.float64)
-        sums = wired.trap.activation(gains * (places[:, None] - thresholds)) @ coefficients
-        middle = float((sums.max() + sums.min()) / 2)
+    sharp, activation = SHARP.get(type(wired.trap.activation)), wired.trap.activation
+    gains = torch.ones_like(thresholds) if sharp is None else sharp / bin_widths(thresholds)
+    units = bin_units(direction, thresholds, gains, activation, loud)
     name, like = wired.trap.name, params[f"{wired.trap.name}.bias"]
-    trap = {f"{name}.weight": padded(weight, params[f"{name}.weight"]), f"{name}.bias": padded(bias, like)}
-    return trap | carried(wired, params, padded(coefficients, like), middle, before.plan.loss_name)
-
-
-def padded(value: Tensor, like: Tensor) -> Tensor:
-    """Return `value` padded by rows of zeros to the shape of `like`, in its dtype."""
-    whole = torch.zeros_like(like)
-    whole[: len(value)] = value.to(like)
-    return whole
-
-
-def lowered(thresholds: Tensor) -> Tensor:
-    """Return thresholds with a first one far below the others, and without the last."""
-    return torch.cat([thresholds[:1] - LOWEST_REACH * (thresholds[-1] - thresholds[0]), thresholds[:-1]])
-
-
-def alternating_signs(count: int) -> Tensor:
-    """Return 1, -1, 1, ... [count] float64, so that the sum over any number of units that bump stays small."""
-    return 1.0 - 2.0 * (torch.arange(count, dtype=torch.float64) % 2)
-
-
-def alternating(thresholds: Tensor) -> Tensor:
-    """Return coefficients [H] of units that step at ascending thresholds, so that their sum stays small.
-
-    Its slopes are 2, -2, 2, ... from bin to bin. The first bin is wide and gets a smaller slope, so that the sum rises
-    as much in it as in others.
-    """
-    slopes, widths = 2 * alternating_signs(len(thresholds)), thresholds.diff()
-    slopes[0] = 2 * widths.median() / widths[0]
-    return slopes.diff(prepend=slopes.new_zeros(1))
-
-
-def doubled(rows: Tensor) -> Tensor:
-    """Return each row twice in succession."""
-    return rows.repeat_interleave(2, 0)
-
-
-def opposed(count: int, sizes: Tensor) -> Tensor:
-    """Return coefficients [2 count] of opposite signs for pairs of equal units: their sum is 0 for every input.
-
-    So they, and with them all gradients, may be as large as rounding allows. Noise without clipping before it cannot
-    drown them.
-    """
-    return doubled(sizes) * alternating_signs(2 * count)
-
-
-def normalized_rows(rows: Tensor, coefficients: Tensor, trap: Tensor) -> Tensor:
-    """Return rows of gradients divided by their units' coefficients, averaged over pairs of equal units of `trap`."""
-    used = coefficients != 0
-    rows = rows[used] / coefficients[used, None]
-    if len(trap) > 1 and torch.equal(trap[0], trap[1]):
-        rows = rows.unflatten(0, (-1, 2)).mean(1)
-    return rows
-
-
-def quantiles(units: int, batch: int) -> Tensor:
-    """Return the quantile levels [H] between bins: bins of equal probability, at most 1 / `batch` each."""
-    return 0.5 + (torch.arange(units, dtype=torch.float64) - (units - 1) / 2) / max(units, batch, 1)
+    trap = {f"{name}.weight": padded(units.weight, params[f"{name}.weight"]), f"{name}.bias": padded(units.bias, like)}
+    return trap | carried(wired, params, padded(units.coefficients, like), units.middle, before.plan.loss_name)
 
 
 def _law(wired: Wiring, params: Params, before: Before, count: int) -> tuple[Tensor, Tensor]:
@@ -230,9 +201,7 @@ def bin_rows(wired: Wiring, params: Params, evidence: Evidence, plan: Plan) -> T
     weight, bias = (part.detach().double().cpu() for part in parts if part is not None)
     out = params[f"{wired.carrier}.weight"][0].double()
     trap = torch.cat([params[f"{wired.trap.name}.weight"], params[f"{wired.trap.name}.bias"][:, None]], 1)
-    rows = normalized_rows(torch.cat([weight, bias[:, None]], 1), out, trap)
-    if not wired.bumps:
-        rows = rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])])
+    rows = bin_differences(torch.cat([weight, bias[:, None]], 1), out, trap, wired.bumps)
     weight, bias = rows[:, :-1], rows[:, -1]
     strongest = _strongest(bias.abs())
     return weight[strongest] / bias[strongest, None]
@@ -295,11 +264,133 @@ def ratio_rows(wired: Wiring, params: Params, evidence: Evidence, plan: Plan) ->
     if weight is None:
         return torch.zeros(0, wired.trap.module.weight.shape[1], dtype=torch.float64)
     out, trap = params[f"{wired.carrier}.weight"][0].double(), params[f"{wired.trap.name}.weight"]
-    rows = normalized_rows(weight[:-1].detach().double().cpu(), out[:-1], trap)
-    rows = rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])])
+    rows = bin_differences(weight[:-1].detach().double().cpu(), out[:-1], trap, bumps=False)
     classes, sums = plan.spec.classes, rows.sum(1)
     slope = (
         torch.where(sums > 0, 1 / classes, 1 / classes - 1) if plan.loss == "cross_entropy" else -torch.ones_like(sums)
     )
     strongest = _strongest(sums.abs())
     return rows[strongest] * (plan.local.batch / slope[strongest])[:, None]
+
+
+# -- Bins of tokens: the first MLP of a transformer, see `token_bins` --
+
+SIGNATURE_WEIGHT = 2.0
+"""Spread of the measurement by signatures, beside that by tokens: letters share tokens, at equal places too."""
+SAMPLED_TOKENS = 2**14
+"""Tokens of public or drawn texts from which the law of the measurement is taken."""
+BLUR = 0.02
+"""Spread that is added to the measured values, relative to theirs: tokens that begin a text of a decoder are alike."""
+STEPS_IN_BIN = 200.0
+"""Change of a unit's input over the median bin: a few of a hundred tokens lie where a unit is half open."""
+READ_WEIGHT = 4.0
+"""Weight by which the head reads the mean over a text's tokens: its output still stays where it is undecided."""
+LOUDER = 30.0
+"""How much larger than those of images the weights behind a loud trap are: a norm follows on what rounding leaves."""
+
+
+def last_norm(plan: Plan) -> WiredLayer:
+    """Return the layer before the head of a network of texts."""
+    return WiredLayer("features.norm", plan.net.module.get_submodule("features.norm"), nn.Identity())  # type: ignore[arg-type]
+
+
+def text_trap(plan: Plan, params: Params, public: Data | None, generator: torch.Generator, loud: bool) -> Params:
+    """Return the weights of an encoder or decoder whose first MLP is a trap; loud: with the largest gradients.
+
+    Directions are drawn by `generator`. Bins are equally likely among tokens of public texts, else of drawn ones.
+    UsageError: the network has no such layer.
+    """
+    features = trapped_features(plan)
+    if features is None:
+        raise UsageError(
+            f"Attack 'imprint' needs a transformer whose first MLP is trained and whose every token reaches the head; "
+            f"model {plan.spec.model!r} is none: take --model transformer without adapters, or gpt of depth 2."
+        )
+    width = features.embedding.embedding_dim
+    drawn = torch.randn(width, 2, generator=generator, dtype=torch.float64)
+    way, answered = torch.linalg.qr(drawn - drawn.mean(0))[0].T  # of mean 0: norms pass nothing else
+    spread = math.sqrt(sum(float(table.double().var(0).mean()) for table in embedding_tables(plan, params)))
+    sent = {**params, **_plain_blocks(params)}
+    _write_signatures(sent, width, spread * math.sqrt(len(features.positions)) / 2, generator)  # as large as tokens
+    if relays(features):
+        _set(sent, "features.blocks.1.query_key_value.weight", slice(2 * width, 2 * width + 1), way[None])
+        _set(sent, "features.blocks.1.mixed.weight", (slice(None), 0), READ_WEIGHT * spread * answered)
+    else:
+        answered = READ_WEIGHT * way
+    sent |= _undecided_head(answered, params, plan)
+    texts = _law_texts(plan, public, generator)
+    vectors = TokenVectors.of(plan, sent)
+    return sent | _trap_layer(vectors, vectors.of_texts(texts)[texts != PADDING], way, params, generator, loud)
+
+
+def _set(weights: Params, name: str, where: slice | tuple[slice | int, ...], value: Tensor) -> None:
+    """Set some of the weights `name`, which are no one else's."""
+    weights[name][where] = value.to(weights[name])
+
+
+def _write_signatures(sent: Params, width: int, scale: float, generator: torch.Generator) -> None:
+    """Let the first attention write signatures: means over a drawn projection of normed vectors, times `scale`."""
+    size = signature_size(width)
+    projection = torch.linalg.qr(torch.randn(width, size, generator=generator, dtype=torch.float64))[0].T
+    _set(sent, f"{TRAP_BLOCK}.query_key_value.weight", slice(2 * width, 2 * width + size), scale * projection)
+    _set(sent, f"{TRAP_BLOCK}.mixed.weight", (slice(size), slice(size)), torch.eye(size))
+
+
+def _plain_blocks(params: Params) -> Params:
+    """Return weights of blocks that add nothing, and whose attention is the mean over what a token sees."""
+    weights = Params()
+    for name in params:
+        layer, _, part = name.rpartition(".")
+        if layer.startswith("features.norm") or ".norm_" in layer:
+            weights[name] = torch.full_like(params[name], 1.0 if part == "weight" else 0.0)
+        elif layer.endswith((".query_key_value", ".mixed", ".down")):
+            weights[name] = torch.zeros_like(params[name])
+    return weights
+
+
+def _undecided_head(way: Tensor, params: Params, plan: Plan) -> Params:
+    """Return a head that reads one direction [D] into its first output, at which it is undecided.
+
+    Where texts are their own targets the first output is that of padding, no target, and sure: its slope is 1 for all.
+    """
+    weight, bias = torch.zeros_like(params["head.weight"]), torch.zeros_like(params["head.bias"])
+    weight[0] = way.to(weight)
+    bias[0] = 0.5 if plan.loss == "squared" else math.log(max(len(bias) - 1, 1)) + WRONG * plan.next_token
+    return {"head.weight": weight, "head.bias": bias}
+
+
+def _law_texts(plan: Plan, public: Data | None, generator: torch.Generator) -> Tensor:
+    """Return texts [N, L] from which the law of the measurement is taken: public ones, else drawn tokens."""
+    assert plan.vocabulary is not None
+    length = plan.spec.shape[0]
+    count = max(SAMPLED_TOKENS // length, 16)
+    if public is not None and len(public.x) > 1:
+        return public.x[:count].cpu().round().long()
+    return torch.randint(PADDING + 1, len(plan.vocabulary), (count, length), generator=generator)
+
+
+def _trap_layer(
+    vectors: TokenVectors, seen: Tensor, way: Tensor, params: Params, generator: torch.Generator, loud: bool
+) -> Params:
+    """Return the weights of the first MLP: units that step along one drawn direction, whose sum goes `way` [D].
+
+    seen: vectors [N, D] of the law of tokens.
+    """
+    drawn, size = torch.randn(len(way), generator=generator, dtype=torch.float64), len(vectors.projection)
+    signature, token = drawn.clone(), drawn.clone()
+    signature[size:] = token[:size] = 0
+    direction = SIGNATURE_WEIGHT * signature / (seen @ signature).std() + token / (seen @ token).std()
+    direction = (direction - direction.mean()) / (direction - direction.mean()).norm()
+    measured = seen @ direction
+    measured += BLUR * measured.std() * torch.randn(len(measured), generator=generator, dtype=torch.float64)
+    like, down = params[f"{TRAP_BLOCK}.up.bias"], params[f"{TRAP_BLOCK}.down.weight"]
+    thresholds = torch.quantile(measured, quantiles(len(like) // 2 if loud else len(like), 1))
+    gains = torch.full_like(thresholds, STEPS_IN_BIN / float(thresholds.diff().median()))
+    units = bin_units(direction, thresholds, gains, nn.GELU(), loud)
+    coefficients = padded(units.coefficients * (LOUDER if loud else 1.0), like.double())
+    return {
+        f"{TRAP_BLOCK}.up.weight": padded(units.weight, params[f"{TRAP_BLOCK}.up.weight"]),
+        f"{TRAP_BLOCK}.up.bias": padded(units.bias, like),
+        f"{TRAP_BLOCK}.down.weight": (way[:, None] * coefficients).to(down),
+        f"{TRAP_BLOCK}.down.bias": (-units.middle * way).to(down),
+    }

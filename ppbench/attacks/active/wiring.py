@@ -279,6 +279,120 @@ def _least(plan: Plan, weights: Params, x: Tensor, back: Callable[..., tuple[Ten
     return step.detach()
 
 
+# -- Units of a trap: bins of one measurement --
+
+LOWEST_REACH = 3.0
+"""How far below the first quantile, in units of all of them, the lowest bin begins."""
+LOUD_WEIGHT = 5e3
+"""Weight of a unit of a loud trap: float32 sums of pairs that cancel are then exact to some hundredths."""
+QUIET_HEIGHT = 0.005
+"""What a quiet trap adds to an output: no example becomes decided, no gradient leaves its range."""
+BIN_FLOOR = 1e-5
+"""Bias gradients below this share of the largest are the rounding of a bin without an image."""
+
+
+@dataclass(frozen=True)
+class BinUnits:
+    """Units that sort inputs by one measurement, and how they are added up; float64.
+
+    weight: [H, F]; bias, coefficients: [H]; middle: of the sum over the range of thresholds.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    coefficients: Tensor
+    middle: float
+
+
+def bin_units(direction: Tensor, thresholds: Tensor, gains: Tensor, activation: nn.Module, loud: bool) -> BinUnits:
+    """Return units that step, or bump, at thresholds [H] along a direction [F] with gains [H].
+
+    loud: each twice, of opposite coefficients, as large as rounding allows; else coefficients whose sum stays small.
+    """
+    bumps, widths = isinstance(activation, BUMPS), bin_widths(thresholds)
+    count = len(thresholds)
+    if not bumps:  # the first unit steps below all others: its gradient less the second's is the lowest bin
+        thresholds, gains = lowered(thresholds), torch.cat([gains[:1], gains[:-1]])
+    weight, bias = gains[:, None] * direction, -gains * thresholds
+    if loud:
+        return BinUnits(doubled(weight), doubled(bias), opposed(count, LOUD_WEIGHT / gains), 0.0)
+    height = QUIET_HEIGHT / (1.0 if bumps else float(widths.median()))
+    coefficients = (2 * alternating_signs(count) if bumps else alternating(thresholds)) * height / gains
+    places = torch.linspace(float(thresholds[1]), float(thresholds[-1]), 4096, dtype=torch.float64)
+    sums = activation(gains * (places[:, None] - thresholds)) @ coefficients
+    return BinUnits(weight, bias, coefficients, float((sums.max() + sums.min()) / 2))
+
+
+def bin_widths(thresholds: Tensor) -> Tensor:
+    """Return the widths [H] of the bins that begin at ascending thresholds [H]; of the last, the one before."""
+    return torch.cat([thresholds.diff(), thresholds[-1:] - thresholds[-2:-1]])
+
+
+def quantiles(units: int, batch: int) -> Tensor:
+    """Return the quantile levels [H] between bins: bins of equal probability, at most 1 / `batch` each."""
+    return 0.5 + (torch.arange(units, dtype=torch.float64) - (units - 1) / 2) / max(units, batch, 1)
+
+
+def padded(value: Tensor, like: Tensor) -> Tensor:
+    """Return `value` padded by rows of zeros to the shape of `like`, in its dtype."""
+    whole = torch.zeros_like(like)
+    whole[: len(value)] = value.to(like)
+    return whole
+
+
+def lowered(thresholds: Tensor) -> Tensor:
+    """Return thresholds with a first one far below the others, and without the last."""
+    return torch.cat([thresholds[:1] - LOWEST_REACH * (thresholds[-1] - thresholds[0]), thresholds[:-1]])
+
+
+def alternating_signs(count: int) -> Tensor:
+    """Return 1, -1, 1, ... [count] float64, so that the sum over any number of units that bump stays small."""
+    return 1.0 - 2.0 * (torch.arange(count, dtype=torch.float64) % 2)
+
+
+def alternating(thresholds: Tensor) -> Tensor:
+    """Return coefficients [H] of units that step at ascending thresholds, so that their sum stays small.
+
+    Its slopes are 2, -2, 2, ... from bin to bin. The first bin is wide and gets a smaller slope, so that the sum rises
+    as much in it as in others.
+    """
+    slopes, widths = 2 * alternating_signs(len(thresholds)), thresholds.diff()
+    slopes[0] = 2 * widths.median() / widths[0]
+    return slopes.diff(prepend=slopes.new_zeros(1))
+
+
+def doubled(rows: Tensor) -> Tensor:
+    """Return each row twice in succession."""
+    return rows.repeat_interleave(2, 0)
+
+
+def opposed(count: int, sizes: Tensor) -> Tensor:
+    """Return coefficients [2 count] of opposite signs for pairs of equal units: their sum is 0 for every input.
+
+    So they, and with them all gradients, may be as large as rounding allows. Noise without clipping before it cannot
+    drown them.
+    """
+    return doubled(sizes) * alternating_signs(2 * count)
+
+
+def normalized_rows(rows: Tensor, coefficients: Tensor, trap: Tensor) -> Tensor:
+    """Return rows of gradients divided by their units' coefficients, averaged over pairs of equal units of `trap`."""
+    used = coefficients != 0
+    rows = rows[used] / coefficients[used, None]
+    if len(trap) > 1 and torch.equal(trap[0], trap[1]):
+        rows = rows.unflatten(0, (-1, 2)).mean(1)
+    return rows
+
+
+def bin_differences(rows: Tensor, coefficients: Tensor, trap: Tensor, bumps: bool) -> Tensor:
+    """Return what each bin adds to the gradient, from all units' rows [H, F + 1] of it, those of biases at the end.
+
+    coefficients: [H] of the units; trap: their weights and biases [H, F + 1]. Of units that step, a row less the next.
+    """
+    rows = normalized_rows(rows, coefficients, trap)
+    return rows if bumps else rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])])
+
+
 # -- What an active server reads: evidence about its target alone, and which recovered images are plausible --
 
 RANGE_SLACK = 0.25
@@ -313,15 +427,23 @@ class ActiveInversion(Attack):
         """Return one guess per challenge: the images that features show, then grey ones."""
         return [self._answer(victim, view) for victim in posed(self.evidence(view), view.plan, challenges, generator)]
 
+    def blank(self, victim: PosedVictim) -> Tensor:
+        """Return the answer [N, *shape] where nothing is read."""
+        return victim.image("grey")
+
+    def read(self, plan: Plan, params: Params, evidence: Evidence, count: int) -> Tensor:
+        """Return at most `count` of the inputs [N, *shape] that an upload from `params` shows, the surest first."""
+        layers, features = self.features(plan, params, evidence)
+        return plausible_images(inverted_features(plan, layers, params, features), plan)[:count]
+
     def _answer(self, victim: PosedVictim, view: View) -> Guess:
-        images, server = victim.image("grey"), _server_of(view, victim.challenge.unit[0])
+        inputs, server = self.blank(victim), _server_of(view, victim.challenge.unit[0])
         if victim.evidence is None or server is None:
-            return Guess(x=images, evaluations=1)
+            return Guess(x=inputs, evaluations=1)
         params = {name: value.detach().cpu() for name, value in server.params.items()}
-        layers, features = self.features(view.plan, params, victim.evidence)
-        kept = plausible_images(inverted_features(view.plan, layers, params, features), view.plan)[: len(images)]
-        images[: len(kept)] = kept.float()
-        return Guess(x=images, evaluations=1)
+        shown = self.read(view.plan, params, victim.evidence, len(inputs))
+        inputs[: len(shown)] = shown.float()
+        return Guess(x=inputs, evaluations=1)
 
 
 def _server_of(view: View, slot: Slot) -> Server | None:
