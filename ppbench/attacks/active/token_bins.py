@@ -124,7 +124,7 @@ class TokenVectors:
         tokens[..., : signatures.shape[-1]] += signatures
         return self._normed(tokens)
 
-    def told(self, x: Tensor) -> Tensor:
+    def token_part(self, x: Tensor) -> Tensor:
         """Return the coordinates [..., D - S] of vectors [..., D] that tell tokens, less their mean."""
         x = x[..., len(self.projection) :]
         return x - x.mean(-1, keepdim=True)
@@ -227,7 +227,7 @@ def _bins_read(vectors: TokenVectors, direction: Tensor, thresholds: Tensor, row
     tokens[same, token[same]] = places[same, place[same]] = True
     atoms, count = _atoms(vectors), len(vectors.embeddings)
     for number in (error.isfinite() & ~same).nonzero()[:, 0].tolist():
-        summands = _summands(atoms, vectors.told(rows[number, :-1]), float(loose[number]))
+        summands = _summands(atoms, vectors.token_part(rows[number, :-1]), float(loose[number]))
         tokens[number, [one for one in summands if one < count]] = True
         places[number, [one - count for one in summands if one >= count]] = True
     signatures = _signatures_of(vectors, rows, token, place)
@@ -240,15 +240,15 @@ def _signatures_of(vectors: TokenVectors, rows: Tensor, tokens: Tensor, places: 
     What a norm did to a vector is a scale and an offset, which the coordinates that tell the token show.
     """
     single, size = rows[:, :-1] / rows[:, -1:], len(vectors.projection)
-    x, seen = vectors.embeddings[tokens] + vectors.places[places], vectors.told(single)
-    scale = (vectors.told(x) * seen).sum(1, keepdim=True) / seen.square().sum(1, keepdim=True)
+    x, seen = vectors.embeddings[tokens] + vectors.places[places], vectors.token_part(single)
+    scale = (vectors.token_part(x) * seen).sum(1, keepdim=True) / seen.square().sum(1, keepdim=True)
     offset = (x[:, size:] - scale * single[:, size:]).mean(1, keepdim=True)
     return scale * single[:, :size] + offset - x[:, :size]
 
 
 def _nearest(vectors: TokenVectors, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the token at a place, [H] each, along whose vector each of rows [H, D] lies best, and the sine to it."""
-    tokens, places, seen = (vectors.told(x) for x in (vectors.embeddings, vectors.places, rows))
+    tokens, places, seen = (vectors.token_part(x) for x in (vectors.embeddings, vectors.places, rows))
     by_token, by_place, size = seen @ tokens.T, seen @ places.T, tokens.square().sum(1)
     best = torch.full((len(rows),), -1.0, dtype=torch.float64)
     token, place = torch.zeros(2, len(rows), dtype=torch.int64)
@@ -265,7 +265,7 @@ def _nearest(vectors: TokenVectors, rows: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def _atoms(vectors: TokenVectors) -> Tensor:
     """Return the embeddings, then the places, as far as they tell tokens, normed [V + L, D - S]; that of padding 0."""
-    atoms = vectors.told(torch.cat([vectors.embeddings, vectors.places]))
+    atoms = vectors.token_part(torch.cat([vectors.embeddings, vectors.places]))
     atoms[PADDING] = 0
     return _unit(atoms)
 
@@ -439,12 +439,17 @@ def _signatures_beside(bins: TokenBins, texts: Sequence[tuple[int, ...]]) -> Ten
     numbers, found = bins.numbers(vectors), list[Tensor]()
     for number in numbers[bins.error[numbers].isfinite() & ~bins.alone[numbers]].unique().tolist():
         row, known = bins.rows[number], vectors[numbers == number]
-        limit = max(float(bins.error[number]), EXPLAINED_SUM) * float(bins.vectors.told(row[:-1]).norm())
+        limit = max(float(bins.error[number]), EXPLAINED_SUM) * float(bins.vectors.token_part(row[:-1]).norm())
         for token, place in product(*(some[number].nonzero()[:, 0] for some in (bins.tokens, bins.places))):
             own = bins.vectors.embeddings[token] + bins.vectors.places[place]
-            atoms = bins.vectors.told(torch.cat([known, own[None]]))
-            shares = torch.linalg.lstsq(atoms.T, bins.vectors.told(row[:-1])[:, None], driver="gelsd").solution[:, 0]
-            if float((bins.vectors.told(row[:-1]) - shares @ atoms).norm()) < limit and float(shares[-1].abs()) > limit:
+            atoms = bins.vectors.token_part(torch.cat([known, own[None]]))
+            shares = torch.linalg.lstsq(atoms.T, bins.vectors.token_part(row[:-1])[:, None], driver="gelsd").solution[
+                :, 0
+            ]
+            if (
+                float((bins.vectors.token_part(row[:-1]) - shares @ atoms).norm()) < limit
+                and float(shares[-1].abs()) > limit
+            ):
                 left = row - torch.cat([shares[:-1] @ known, shares[:-1].sum()[None]])
                 found.append(_signatures_of(bins.vectors, left[None], token[None], place[None]))
                 break
