@@ -14,8 +14,8 @@ text is put together from tokens that fall into bins in which they were read, ea
 have there; of an encoder, so that the mean over its tokens is its signature. Tokens beside those of known texts tell
 signatures of more.
 
-Measured on letters (width 96, 384 units, untrained): 357 tokens in 192 bins come out. Clipping with noise behind it is
-not drowned: most of a clipped gradient is that of the layer behind the trap.
+Measured on letters (width 96, 384 units, untrained): 357 tokens in 192 bins come out. Noise behind clipping drowns it
+from 1e-6 times the bound on, probably because most of a clipped gradient is that of the layer behind the trap.
 """
 
 from __future__ import annotations
