@@ -202,6 +202,6 @@ def test_the_folder_holds_the_curves_and_verifies(searched, guessed, tmp_path):
         store.save(record)
     names = sorted(path.name for path in write_board(store, PAPER_CLAIMS) if path.parent.name == "figures")
     audit = "an-audited-training-70-canaries-4-reference-runs"
-    about = "budget-server-1-random-weights-batch-1-digits-1000-mlp", f"roc-client-1-{audit}-digits-1000-mlp"
+    about = "budget-server-1-initial-weights-batch-1-digits-1000-mlp", f"roc-client-1-{audit}-digits-1000-mlp"
     assert names == [f"{name}.{end}" for name in about for end in ("png", "svg")]
     assert verify(store.out, no_claims) == []
