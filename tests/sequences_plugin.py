@@ -13,9 +13,6 @@ class Sequences(Modality):
     broken = "sequences come with 90% of their places right"
     networks: ClassVar = {"": "mlp"}
 
-    def quick_budgets(self, model_options):
-        return {"adaptive_server.budget": 30}
-
     def rebuilt(self, score):
         return score.accuracy is not None and score.accuracy >= 0.9
 

@@ -126,7 +126,7 @@ def test_the_own_form_is_drawn_as_the_others():
 @pytest.mark.parametrize("kind", KINDS)
 def test_planted_leak_secrets_of_texts_that_were_learned_by_heart_are_exposed_and_no_others(kind, tmp_path):
     options, attack = experiment(**KINDS[kind]), load_plugin("attacks", "exposure")()
-    found = []
+    figures = []
     for forgotten in (False, True):
         audit = PointAudit.of(options, Point(NoDefense()), tmp_path / str(forgotten))
         if forgotten:  # the same truth, but nothing of it in the training
@@ -136,8 +136,8 @@ def test_planted_leak_secrets_of_texts_that_were_learned_by_heart_are_exposed_an
         answers = attack.run(audit.view("client/1"), inquiry.challenges, torch.Generator().manual_seed(0))
         assert not [fault for a, c in zip(answers, inquiry.challenges, strict=True)
                     for fault in Exposure().malformed(a, c, audit.experiment.task.plan)]  # fmt: skip
-        found.append(metrics(inquiry.score(answers).victims))
-    learned, null = found
+        figures.append(metrics(inquiry.score(answers).victims))
+    learned, null = figures
     assert learned["exposure"].low > 2.5 and learned["secrets_first"].low > 0.05
     assert learned["exposure_absent"].low < learned["exposure_absent"].chance + 0.5
     assert null["exposure"].low < null["exposure"].chance < null["exposure"].high + 0.5
@@ -183,9 +183,9 @@ def test_an_attacker_without_a_model_ranks_at_random(tmp_path):
     ],
 )
 def test_an_evaluation_without_planted_secrets_is_refused_in_a_sentence(options, words, tmp_path):
-    asked = {"defense": "none", **SMALL, **KINDS["encoder"], **options}
+    configuration = {"defense": "none", **SMALL, **KINDS["encoder"], **options}
     with pytest.raises(UsageError, match=words):
-        evaluation.evaluate(**asked, out=tmp_path / "out", workers=1)
+        evaluation.evaluate(**configuration, out=tmp_path / "out", workers=1)
 
 
 def test_an_audit_whose_canaries_hold_no_secret_says_so(tmp_path):

@@ -67,10 +67,9 @@ def test_the_data_set_names_its_kind_and_nobody_elses_rows_become_sequences(eval
     assert all(modality_of(record.config) is kind and record.config.data.code for record in evaluation.records)
 
 
-def test_the_kind_says_network_and_budgets_where_none_is_named(evaluation):
+def test_the_kind_says_the_network_where_none_is_named(evaluation):
     assert {record.config.model.id for record in evaluation.records} == {"mlp"}
-    assert configure(defense="dp", dataset="integers").settings["adaptive_server.budget"] == 30
-    assert configure(defense="dp", dataset="digits").settings["adaptive_server.budget"] == 600
+    assert [configure("paper", defense="dp", dataset=name).model for name in ("integers", "digits")] == ["mlp", "dlnet"]
     assert configure(defense="dp", dataset="integers", model="dlnet").model == "dlnet"
 
 

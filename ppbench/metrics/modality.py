@@ -20,7 +20,7 @@ from ppbench.base.errors import shown, unknown
 from ppbench.base.registry import load_all
 from ppbench.base.vocabulary import PADDING, Vocabulary
 from ppbench.metrics.image import DataRange, assigned, match
-from ppbench.metrics.text import TEXT_BUDGETS, redraw_facts, share_in_place, tokens_of
+from ppbench.metrics.text import redraw_facts, share_in_place, tokens_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,13 +112,6 @@ class Modality(ABC):
     def network(self, loss: str) -> str:
         """Return the network of `networks` under a loss, "" for none."""
         return self.networks.get(loss, self.networks.get("", ""))
-
-    def quick_budgets(self, model_options: Mapping[str, Any]) -> Mapping[str, int | float]:
-        """Return parameters of attacks in the quick portfolio, as "dlg.budget", beside those for all kinds.
-
-        model_options: of the network. Default: none.
-        """
-        return {}
 
     # -- judged --------------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -468,12 +461,6 @@ class TextInput(Modality):
     canary_families: ClassVar[tuple[str, ...]] = ("planted", "out_of_distribution")
     secret_family: ClassVar[str] = "planted"
     networks: ClassVar[Mapping[str, str]] = {"": "transformer", "next_token": "gpt"}
-
-    def quick_budgets(self, model_options: Mapping[str, Any]) -> Mapping[str, int | float]:
-        """Return budgets with which an evaluation ends in two minutes; none behind adapters of low rank: rows tell
-        nothing there, and searches read 12 to 18 % of a letter with them, 79 % (rank 4) to 100 % (rank 16) without.
-        """
-        return {} if model_options.get("lora") else TEXT_BUDGETS
 
     def rebuilt(self, score: Any) -> bool:
         """Return whether `MOSTLY` of the tokens are in place."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -21,13 +21,6 @@ from ppbench.base.vocabulary import PADDING, Vocabulary
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-TEXT_BUDGETS: Mapping[str, int | float] = {
-    **{f"{attack}.inversion_budget": 30 for attack in ("adaptive_spn", "feature_inversion")},
-    **{f"{attack}.joint_budget": 60 for attack in ("adaptive_spn", "feature_inversion")},
-    "adaptive_server.budget": 60,  # at 40 it has 66 % of the tokens under dp at 0.01, at 60 97 %
-    **{f"{attack}.budget": 40 for attack in ("adaptive_dp", "adaptive_ppdl", "ig", "ig_masked")},
-}
-"""Budgets of the quick portfolio for texts."""
 FACT = re.compile(r"\d+(?:[.,:]\d+)*|(?<=[\w,;] )[A-Z]\w+")
 """What a reader fears to find of a text: numbers, and capitalized words that do not start a sentence."""
 

@@ -436,24 +436,20 @@ def _signatures_beside(bins: TokenBins, texts: Sequence[tuple[int, ...]]) -> Ten
     length = len(bins.vectors.places)
     padded = torch.tensor([(*text, *[PADDING] * (length - len(text))) for text in texts]).view(-1, length)
     vectors = bins.vectors.of_texts(padded)[padded != PADDING]
-    numbers, found = bins.numbers(vectors), list[Tensor]()
+    numbers, signatures = bins.numbers(vectors), list[Tensor]()
     for number in numbers[bins.error[numbers].isfinite() & ~bins.alone[numbers]].unique().tolist():
         row, known = bins.rows[number], vectors[numbers == number]
-        limit = max(float(bins.error[number]), EXPLAINED_SUM) * float(bins.vectors.token_part(row[:-1]).norm())
+        seen = bins.vectors.token_part(row[:-1])
+        limit = max(float(bins.error[number]), EXPLAINED_SUM) * float(seen.norm())
         for token, place in product(*(some[number].nonzero()[:, 0] for some in (bins.tokens, bins.places))):
             own = bins.vectors.embeddings[token] + bins.vectors.places[place]
             atoms = bins.vectors.token_part(torch.cat([known, own[None]]))
-            shares = torch.linalg.lstsq(atoms.T, bins.vectors.token_part(row[:-1])[:, None], driver="gelsd").solution[
-                :, 0
-            ]
-            if (
-                float((bins.vectors.token_part(row[:-1]) - shares @ atoms).norm()) < limit
-                and float(shares[-1].abs()) > limit
-            ):
+            shares = torch.linalg.lstsq(atoms.T, seen[:, None], driver="gelsd").solution[:, 0]
+            if float((seen - shares @ atoms).norm()) < limit and float(shares[-1].abs()) > limit:
                 left = row - torch.cat([shares[:-1] @ known, shares[:-1].sum()[None]])
-                found.append(_signatures_of(bins.vectors, left[None], token[None], place[None]))
+                signatures.append(_signatures_of(bins.vectors, left[None], token[None], place[None]))
                 break
-    return torch.cat(found) if found else bins.signatures[:0]
+    return torch.cat(signatures) if signatures else bins.signatures[:0]
 
 
 def _likeliest(

@@ -196,7 +196,7 @@ def _others(row: HeadlineRow) -> str:
         elif _is_far_worse(worst, setting):
             words = f" ({worst.leak.level}{amount_words(worst)} at {control_words(worst)})"
     elif others and not own:
-        words = f"; {len(others)} of {count_of(number, 'setting')} leak{'s' * (number == 1)} something"
+        words = f"; {len(others)} of {count_of(number, 'setting')} leak{'s' * (len(others) == 1)} something"
     useless = sum(v.usable is False for v in grid)
     everywhere = own and len(row.standing.leaking) == number
     if useless and row.fate != "useless" and not everywhere:
