@@ -12,7 +12,8 @@ from scipy.optimize import linear_sum_assignment
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.active.fishing import ClassFishing
-from ppbench.attacks.active.imprint import Imprint, QuietImprint, last_norm, text_trap
+from ppbench.attacks.active.imprint import Imprint, QuietImprint
+from ppbench.attacks.active.text_trap import last_norm, text_trap
 from ppbench.attacks.active.wiring import silent_weights, wiring
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds

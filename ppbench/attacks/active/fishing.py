@@ -10,14 +10,13 @@ fishing over many rounds; a probe has one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ppbench.attacks.active.wiring import WRONG, ActiveInversion, WiredLayer, convolutions, passing, silent_weights
+from ppbench.attacks.active.wiring import WRONG, ActiveInversion, convolutions, passing, shown_images, silent_weights
 from ppbench.base.tree import Params
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
@@ -50,10 +49,11 @@ class ClassFishing(ActiveInversion):
         trap["head.bias"][0] = WRONG
         return Sent(trap, None if before.target is None else silent_weights(layers[-1], params, before.plan.loss_name))
 
-    def features(self, plan: Plan, params: Params, evidence: Evidence) -> tuple[Sequence[WiredLayer], Tensor]:
-        """Return the convolutions, and the mean features of each fished class."""
+    def read(self, plan: Plan, params: Params, evidence: Evidence, count: int) -> Tensor:
+        """Return the images behind the mean features of each fished class."""
         rows = evidence.observed.get("head.weight", torch.zeros(1, plan.net.feature_count))
-        return convolutions(plan), _means(plan, params, -plan.local.batch * rows[1:].detach().double().cpu())
+        means = _means(plan, params, -plan.local.batch * rows[1:].detach().double().cpu())
+        return shown_images(plan, convolutions(plan), params, means)[:count]
 
 
 def _means(plan: Plan, params: Params, sums: Tensor) -> Tensor:

@@ -1,11 +1,4 @@
-"""Trap weights for texts: a transformer whose first MLP sorts the tokens of a batch into bins.
-
-Fowl et al., "Decepticons: Corrupted Transformers Breach Privacy in Federated Learning for Language Models", ICLR 2023:
-the first feed-forward layer is an imprint, and the attention before it writes into some coordinates of each token's
-vector which text it stands in. Embeddings and places stay as they are. Theirs writes the first token of the text, and
-letters begin alike; here attention is the mean over all tokens that a token sees, the text's `signature`. Of a decoder
-it is another one at each place and tells what stands before it. All later blocks pass on, and the head is undecided,
-so that every token has a gradient of about one size.
+"""What a trap for texts shows: tokens read in the bins of `text_trap`, put together to texts.
 
 A bin's share of the gradient is a sum of its tokens' vectors, behind a norm. One alone is looked up among tokens at
 places, in the coordinates without signature; these then tell its signature. Of several tokens the sum is a sparse one
@@ -13,9 +6,6 @@ of embeddings and places, found by orthogonal matching pursuit (Pati, Rezaiifar 
 text is put together from tokens that fall into bins in which they were read, each with the signature that it would
 have there; of an encoder, so that the mean over its tokens is its signature. Tokens beside those of known texts tell
 signatures of more.
-
-Measured on letters (width 96, 384 units, untrained): 357 tokens in 192 bins come out. Noise behind clipping drowns it
-from 1e-6 times the bound on, probably because most of a clipped gradient is that of the layer behind the trap.
 """
 
 from __future__ import annotations
@@ -28,112 +18,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from ppbench.attacks.active.text_trap import TRAP_BLOCK, TokenVectors
 from ppbench.attacks.active.wiring import BIN_FLOOR, bin_differences
 from ppbench.base.tree import Params
 from ppbench.base.vocabulary import PADDING
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.nets.classifier import HEAD_NAMES
-from ppbench.nets.models.transformer import TextFeatures
-
-TRAP_BLOCK = "features.blocks.0"
-"""The block whose attention writes signatures, and whose MLP is the trap."""
-SIGNATURE_PART = 6
-"""One in so many coordinates of a token's vector gets the signature."""
-NARROWEST = 24
-"""Width of the narrowest network that is read: below it the other coordinates do not tell tokens apart."""
-
-
-def trapped_features(plan: Plan) -> TextFeatures | None:
-    """Return the part of a network of texts that can be wired as a trap, None of other networks.
-
-    Its blocks and its head must be trained: adapters of low rank leave no gradient of the MLP. Of a decoder that is
-    classified, the second block must carry the gradient to all tokens but the last.
-    """
-    features = plan.net.module.features
-    if not isinstance(features, TextFeatures) or plan.vocabulary is None or plan.net.module.head.bias is None:
-        return None
-    trained = {name for name, _ in plan.net.module.named_parameters() if "blocks" in name or "norm" in name}
-    whole = trained <= {*plan.net.names} and features.embedding.embedding_dim >= NARROWEST
-    reaches = len(features.blocks) > 1 or not relays(features)
-    return features if whole and reaches and plan.loss in ("cross_entropy", "squared", "next_token") else None
-
-
-def relays(features: TextFeatures) -> bool:
-    """Return whether only a text's last token reaches the head, so that a block behind the trap must relay others."""
-    return features.reading.causal and not features.reading.every_token
-
-
-def signature_size(width: int) -> int:
-    """Return the number S of coordinates of a token's vector that get the signature."""
-    return width // SIGNATURE_PART
-
-
-def embedding_tables(plan: Plan, params: Params) -> tuple[Tensor, Tensor]:
-    """Return the embeddings [V, D] of tokens and [L, D] of places, trained or not."""
-    known = plan.net.frozen | params
-    return known["features.embedding.weight"], known["features.positions"]
-
-
-# -- Vectors of tokens, as the trap reads them --
-
-
-@dataclass(frozen=True, eq=False)
-class TokenVectors:
-    """What the trap reads of a token at its place in a text, by the weights that were sent; float64.
-
-    embeddings: [V, D]; places: [L, D]; projection: [S, D], of a token's normed vector onto its share of the signature.
-    """
-
-    embeddings: Tensor
-    places: Tensor
-    projection: Tensor
-    causal: bool
-    eps: float
-
-    @staticmethod
-    def of(plan: Plan, params: Params) -> TokenVectors:
-        """Return the vectors under weights by `text_trap`."""
-        features = trapped_features(plan)
-        assert features is not None  # else no such weights were sent
-        tables = [table.detach().cpu().double() for table in embedding_tables(plan, params)]
-        width = tables[0].shape[1]
-        values = slice(2 * width, 2 * width + signature_size(width))
-        projection = params[f"{TRAP_BLOCK}.query_key_value.weight"][values].double()
-        return TokenVectors(tables[0], tables[1], projection, features.reading.causal, features.norm.eps)
-
-    def values(self, place: int) -> Tensor:
-        """Return the share [V, S] of each token in the signature, at a place."""
-        return self._normed(self.embeddings + self.places[place]) @ self.projection.T
-
-    def vectors(self, tokens: Tensor, place: int, signatures: Tensor) -> Tensor:
-        """Return the vectors [..., D] of tokens [...] at a place, with signatures [..., S]."""
-        x = (self.embeddings[tokens] + self.places[place]).expand(*signatures.shape[:-1], -1).clone()
-        x[..., : signatures.shape[-1]] += signatures
-        return self._normed(x)
-
-    def of_texts(self, texts: Tensor) -> Tensor:
-        """Return the vectors [N, L, D] of all tokens of texts [N, L] of token numbers, padding at their ends."""
-        tokens = self.embeddings[texts.long()] + self.places
-        real = (texts != PADDING).double()[..., None]
-        values = real * (self._normed(tokens) @ self.projection.T)
-        if self.causal:
-            signatures = values.cumsum(1) / real.cumsum(1).clamp(min=1)
-        else:
-            signatures = (values.sum(1) / real.sum(1).clamp(min=1))[:, None].expand_as(values)
-        tokens[..., : signatures.shape[-1]] += signatures
-        return self._normed(tokens)
-
-    def token_part(self, x: Tensor) -> Tensor:
-        """Return the coordinates [..., D - S] of vectors [..., D] that tell tokens, less their mean."""
-        x = x[..., len(self.projection) :]
-        return x - x.mean(-1, keepdim=True)
-
-    def _normed(self, x: Tensor) -> Tensor:
-        x = x - x.mean(-1, keepdim=True)
-        normed: Tensor = x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
-        return normed
-
 
 # -- What the bins show --
 

@@ -403,15 +403,11 @@ SAME_IMAGE = 1e-3
 
 @dataclass(frozen=True)
 class ActiveInversion(Attack):
-    """Base of attacks that read images off the features which an upload from crafted weights shows; no labels."""
+    """Base of attacks that read inputs off an upload from crafted weights; no labels."""
 
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server-active/1", "server-active/1/sybil")
     standard: ClassVar[bool] = False
-
-    def features(self, plan: Plan, params: Params, evidence: Evidence) -> tuple[Sequence[WiredLayer], Tensor]:
-        """Return layers and their outputs [N, F] float64 for N inputs, of an upload from `params`, the surest first."""
-        raise NotImplementedError
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the defense's evidence; from a cohort where only the target has a gradient, the target's."""
@@ -428,13 +424,12 @@ class ActiveInversion(Attack):
         return [self._answer(victim, view) for victim in posed(self.evidence(view), view.plan, challenges, generator)]
 
     def blank(self, victim: PosedVictim) -> Tensor:
-        """Return the answer [N, *shape] where nothing is read."""
+        """Return the answer [N, *shape] where nothing is read: grey images."""
         return victim.image("grey")
 
     def read(self, plan: Plan, params: Params, evidence: Evidence, count: int) -> Tensor:
         """Return at most `count` of the inputs [N, *shape] that an upload from `params` shows, the surest first."""
-        layers, features = self.features(plan, params, evidence)
-        return plausible_images(inverted_features(plan, layers, params, features), plan)[:count]
+        raise NotImplementedError
 
     def _answer(self, victim: PosedVictim, view: View) -> Guess:
         inputs, server = self.blank(victim), _server_of(view, victim.challenge.unit[0])
@@ -464,7 +459,12 @@ def _of_target(view: View, evidence: Evidence) -> list[Evidence]:
     return [replace(evidence, unit=(target,), observed=observed, simulate=simulation(view.plan, server.params))]
 
 
-def plausible_images(images: Tensor, plan: Plan) -> Tensor:
+def shown_images(plan: Plan, layers: Sequence[WiredLayer], params: Params, features: Tensor) -> Tensor:
+    """Return the images [M, *shape] behind outputs [N, F] float64 of `layers`, without those that cannot be images."""
+    return _plausible(inverted_features(plan, layers, params, features), plan)
+
+
+def _plausible(images: Tensor, plan: Plan) -> Tensor:
     """Return those of images [N, *shape] that lie near the data range; of two alike only the first."""
     low, high = plan.data_range
     slack, flat = RANGE_SLACK * (high - low), images.flatten(1)
