@@ -101,9 +101,12 @@ def _line(board: BoardSummary) -> list[str]:
 
 
 def _brief(board: BoardSummary) -> str:
-    """Return the first sentence of the headline, of several defenses without their names."""
+    """Return the first sentence of the headline, of several defenses without their names.
+
+    Where the undefended model learned nothing it goes without saying that no setting is usable.
+    """
     first = (re.match(r'(?:"[^"]*"|[^".]|\.(?! ))*', board.answer.headline.words) or [""])[0].removesuffix(".") + "."
-    return first if board.costly else re.sub(r" \([^()]*\)", "", first)
+    return first if board.costly else re.sub(r" \([^()]*\)|; no setting can be called usable", "", first)
 
 
 def _each(words: Iterable[str]) -> str:
