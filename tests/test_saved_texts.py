@@ -53,10 +53,17 @@ def plan_of(folder, length=LENGTH, classes=3, **options):
     return Plan(net_spec("hf", (length,), classes, {"weights": str(folder), **options}), 1, kind="text")
 
 
-def read(plan, vocabulary, x, y):
-    """Return the guess of `token_rows` from the gradient of some texts, and the share of each that is right."""
+def read(plan, vocabulary, x, y, learned=False):
+    """Return the guess of `token_rows` from the gradient of some texts, and the share of each that is right.
+
+    learned: whether adapters are not 0 any more.
+    """
     plan = Plan(plan.spec, 1, data_range=(0.0, len(vocabulary) - 1.0), kind="text", vocabulary=vocabulary)
-    params = {name: value.requires_grad_() for name, value in initial(plan.spec, 0).items()}
+    params = initial(plan.spec, 0)
+    for name in params:
+        if learned and name.endswith("up.weight"):
+            params[name] = 0.1 * torch.randn(params[name].shape, generator=torch.Generator().manual_seed(1))
+    params = {name: value.requires_grad_() for name, value in params.items()}
     loss = plan.objective(params, x, torch.nn.functional.one_hot(y, plan.spec.classes).float(), torch.ones(len(x)))
     observed = dict(zip(params, torch.autograd.grad(loss, [*params.values()]), strict=True))
     slot = Slot(0, 0)
@@ -101,12 +108,21 @@ def test_texts_are_read_off_one_gradient_of_a_saved_network(folder, frozen):
     assert shares == [1.0, 1.0] and guess.is_exact
 
 
+@pytest.mark.parametrize("rank", [5, 6, 8])  # for 12 tokens; BERT's queries and values have an adapter each
+def test_adapters_that_have_learned_give_away_a_text_longer_than_their_rank(folder, rank):
+    plan = plan_of(folder, lora=rank)
+    guess, shares = read(plan, VOCABULARY, *texts(1), learned=True)
+    assert shares == [1.0] and guess.is_exact
+    sharing = linear_groups(plan).names[0]
+    assert len(sharing) == (2 if "query" in sharing[0] else 1)
+
+
 def test_sums_of_tokens_and_places_give_the_distances_that_the_network_gives(folder):
     plan = plan_of(folder, frozen_embedding=True)
     reader = TextReader(plan, initial(plan.spec, 0), linear_groups(plan))
     words, sketch = torch.arange(1, WORDS), torch.randn(48, 5, generator=torch.Generator().manual_seed(1))
     x = reader.inputs(words.float()[:, None].expand(-1, LENGTH), 0)[0]
-    assert reader._summed(words, 0) is not None
+    assert reader.summed(words, 0) is not None
     direct = ((x @ sketch).norm(dim=-1) / x.norm(dim=-1)).T
     torch.testing.assert_close(reader.rough_distances(words, sketch, 0), direct, rtol=1e-3, atol=1e-5)
 

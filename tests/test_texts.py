@@ -294,11 +294,17 @@ class _Seen:
         return self._evidence
 
 
-def read(data, model="transformer", count=1, start=0, change=lambda g: g, noise=None, **options):
-    """Return the guess of `token_rows` about some letters, and their texts."""
+def read(data, model="transformer", count=1, start=0, change=lambda g: g, noise=None, learned=False, **options):
+    """Return the guess of `token_rows` about some letters, and the share of each that is right.
+
+    learned: whether adapters are not 0 any more.
+    """
     plan = Plan(net_spec(model, data.shape, 4, {"vocabulary": len(data.vocabulary), **options}), 1)
     plan = Plan(plan.spec, 1, data_range=data.data_range, kind="text", vocabulary=data.vocabulary)
     params, part = initial(plan.spec, 0), data.train.take(torch.arange(start, start + count))
+    for name in params:
+        if learned and name.endswith("up.weight"):
+            params[name] = 0.1 * torch.randn(params[name].shape, generator=torch.Generator().manual_seed(1))
     observed = change(gradient_of(plan, params, part.x, part.y))
     slot = Slot(0, 0)
     evidence = Evidence((slot,), observed, lambda x, y: observed, params, noise=noise)
@@ -325,6 +331,15 @@ def test_adapters_give_a_text_away_whose_length_is_below_their_rank(data, model)
     assert shares == [1.0] and guess.is_exact
     guess, shares = read(data, model, 1, 10, lora=4)
     assert shares[0] < 0.35 and not guess.is_exact
+
+
+@pytest.mark.parametrize("model", ["transformer", "gpt"])
+def test_adapters_that_have_learned_give_away_texts_longer_than_their_rank(data, model):
+    """The letter has 22 tokens. As long as adapters are 0, their first factor has no gradient."""
+    guess, shares = read(data, model, 1, 10, learned=True, lora=6)
+    assert shares == [1.0] and guess.is_exact
+    guess, shares = read(data, model, 1, 10, learned=True, lora=1)
+    assert shares[0] < 0.5 and not guess.is_exact
 
 
 def test_a_factor_and_a_sum_change_nothing(data):
@@ -372,7 +387,7 @@ def test_the_answer_is_a_function_of_the_seed(data):
 def test_rows_lie_in_their_own_space_and_others_do_not(count, seed):
     draws = torch.Generator().manual_seed(seed)
     rows = torch.randn(count, 16, generator=draws)
-    space = row_space([torch.randn(8, count, generator=draws) @ rows], 0.0)
+    space = row_space([torch.randn(8, count, generator=draws) @ rows], 0.0, count)
     assert float(space.distance(rows).max()) < 0.02 and space.free == pytest.approx(1 - count / 16, abs=0.01)
     assert float(space.distance(torch.randn(50, 16, generator=draws)).min()) > 0.1
 

@@ -9,13 +9,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from ppbench.base.tree import Params
+from ppbench.base.vocabulary import PADDING
 from ppbench.federation.plan import Plan
 from ppbench.nets.net import initial
 
@@ -129,10 +130,11 @@ def linear_groups(plan: Plan) -> LinearGroups:
         weight = _weight_of(name, net.module.get_submodule(name))
         if x.dim() != 3 or x.shape[1] != length or weight not in net.names:
             continue
-        if groups and torch.equal(order[groups[-1][0]], x):
-            groups[-1].append(name)
-        else:
+        sharing = next((group for group in groups if torch.equal(order[group[0]], x)), None)
+        if sharing is None:
             groups.append([name])
+        else:
+            sharing.append(name)
     behind = [length == 1 or _depends_on_others(order[group[0]]) for group in groups]
     return LinearGroups(tuple(map(tuple, groups)), behind.index(True) if True in behind else len(groups))
 
@@ -159,18 +161,35 @@ class SummedInputs:
     shift: Tensor
     eps: float
 
+    @cached_property
+    def _scaled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [N, D] and places [L, D] as the norm scales them, and by what it divides their sum, [L, N]."""
+        token, place = (some - some.mean(-1, keepdim=True) for some in (self.token, self.place))
+        square = token.square().sum(1) + place.square().sum(1)[:, None] + 2 * place @ token.T
+        return token * self.scale, place * self.scale, (square / token.shape[1] + self.eps).sqrt()
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """The squared norm of each input, [L, N]."""
+        token, place, size = self._scaled
+        square = (token.square().sum(1) + place.square().sum(1)[:, None] + 2 * place @ token.T) / size.square()
+        return square + 2 * ((token @ self.shift) + (place @ self.shift)[:, None]) / size + self.shift.square().sum()
+
+    def input(self, place: int, token: int) -> Tensor:
+        """Return one input [D]; token: its row."""
+        tokens, places, size = self._scaled
+        return (tokens[token] + places[place]) / size[place, token] + self.shift
+
+    def squares(self, directions: Tensor, places: Sequence[int] | None = None) -> Tensor:
+        """Return the squared length of each input along orthonormal directions [D, S], [L, N], or of some places."""
+        tokens, at, size = self._scaled
+        chosen = range(len(at)) if places is None else places
+        token, place, base = tokens @ directions, at @ directions, self.shift @ directions
+        return torch.stack([((token + place[i]) / size[i][:, None] + base).square().sum(1) for i in chosen])
+
     def along(self, sketch: Tensor) -> Tensor:
         """Return the norm of inputs along directions [D, S], relative to the inputs' own norm, [L, N]."""
-        token, place = (some - some.mean(-1, keepdim=True) for some in (self.token, self.place))
-        spread = ((token.square().sum(1) + place.square().sum(1)[:, None] + 2 * place @ token.T) / token.shape[1]).add(
-            self.eps
-        )
-        token, place, size = token * self.scale, place * self.scale, spread.sqrt()
-        square = (token.square().sum(1) + place.square().sum(1)[:, None] + 2 * place @ token.T) / spread
-        square += 2 * ((token @ self.shift) + (place @ self.shift)[:, None]) / size + self.shift.square().sum()
-        tokens, places, base = token @ sketch, place @ sketch, self.shift @ sketch
-        rough = [((tokens + here) / row[:, None] + base).norm(dim=1) for here, row in zip(places, size, strict=True)]
-        return torch.stack(rough) / square.clamp(min=1e-30).sqrt()
+        return (self.squares(sketch) / self.sizes.clamp(min=1e-30)).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +212,7 @@ class TextReader:
 
     def rough_distances(self, words: Tensor, sketch: Tensor, group: int) -> Tensor:
         """Return how far from 0 directions [D, S] are on what a group reads of words [N] at each place, [L, N]."""
-        if (summed := self._summed(words, group)) is not None:
+        if (summed := self.summed(words, group)) is not None:
             return summed.along(sketch)
         rough = torch.empty(self.plan.spec.shape[0], len(words))
         for first in range(0, len(words), BLOCK):
@@ -202,7 +221,7 @@ class TextReader:
             rough[:, first : first + len(tokens)] = ((x @ sketch).norm(dim=-1) / x.norm(dim=-1)).T.cpu()
         return rough
 
-    def _summed(self, words: Tensor, group: int) -> SummedInputs | None:
+    def summed(self, words: Tensor, group: int) -> SummedInputs | None:
         """Return the sums that a group of layers reads behind a norm, None where it reads another thing."""
         module, first = self.plan.net.module, self.groups.names[group][0]
         norms = {name: part for name, part in module.named_modules() if isinstance(part, nn.LayerNorm)}
@@ -252,6 +271,7 @@ class RowSpace:
 
     weights: [R], s^2 / (s^2 + floor^2) of the singular value s; floor: singular values of noise and rounding, relative
     to the gradient's norm. whole: whether its singular values end far above the floor, so that none is hidden by it.
+    full: whether its layers were read by more inputs, maybe, than their gradients have rows, and all rows are taken.
     """
 
     rows: Tensor
@@ -259,6 +279,7 @@ class RowSpace:
     condition: float
     floor: float
     whole: bool
+    full: bool
 
     @property
     def free(self) -> float:
@@ -271,7 +292,7 @@ class RowSpace:
 
         A gradient of as many directions as rows, as that of an adapter of low rank, may hide more inputs.
         """
-        return self.free > LEAST_FREE and not self.rank == len(self.rows) < self.rows.shape[1]
+        return self.free > LEAST_FREE and not self.full
 
     @property
     def rank(self) -> int:
@@ -300,8 +321,11 @@ class RowSpace:
         return draws - self.rows.T @ (self.weights[:, None] * (self.rows @ draws))
 
 
-def row_space(gradients: Sequence[Tensor], noise: float) -> RowSpace:
-    """Return the common row space of gradients [m, D] of layers that read the same; noise: its standard deviation."""
+def row_space(gradients: Sequence[Tensor], noise: float, inputs: int) -> RowSpace:
+    """Return the common row space of gradients [m, D] of layers that read the same.
+
+    noise: its standard deviation. inputs: how many they read, at most.
+    """
     matrix = torch.cat([gradient.detach().double() / _norm(gradient) for gradient in gradients])
     level = max(noise / _norm(gradient) for gradient in gradients)
     _, sizes, rows = torch.linalg.svd(matrix, full_matrices=False)
@@ -310,14 +334,47 @@ def row_space(gradients: Sequence[Tensor], noise: float) -> RowSpace:
     seen = sizes[weights > 0.5]
     condition = float(sizes[0] / seen[-1]) if len(seen) else 1 / ROUNDED_SIZE
     whole = 0 < len(seen) < len(sizes) and float(seen[-1]) > 5 * floor and float(sizes[len(seen)]) < 0.2 * floor
-    return RowSpace(rows.float(), weights.float(), condition, floor, whole)
+    full = len(seen) == len(matrix) < min(matrix.shape[1], inputs)
+    return RowSpace(rows.float(), weights.float(), condition, floor, whole, full)
 
 
 def _norm(gradient: Tensor) -> float:
     return max(float(gradient.detach().double().norm()), 1e-30)
 
 
-def spaces_of(reader: TextReader, observed: Params, groups: Sequence[int], noise: float) -> Mapping[int, RowSpace]:
-    """Return the row spaces of some groups of layers, without those whose gradient is not seen or 0."""
-    seen = {group: reader.gradients(observed, group) for group in groups}
-    return {group: row_space(gradients, noise) for group, gradients in seen.items() if gradients}
+def spaces_of(
+    reader: TextReader, observed: Params, groups: Sequence[int], noise: float, texts: int
+) -> Mapping[int, RowSpace]:
+    """Return the row spaces of some groups of layers, of a batch of `texts`, without those not seen or 0."""
+    seen, inputs = {group: reader.gradients(observed, group) for group in groups}, texts * reader.plan.spec.shape[0]
+    return {group: row_space(gradients, noise, inputs) for group, gradients in seen.items() if gradients}
+
+
+# -- What is read --
+
+
+@dataclass(frozen=True)
+class NearTokens:
+    """The tokens that may stand at each place, nearest first: numbers and distances, ragged, by place.
+
+    group: the layers that read them. space: the row space of their gradient, which the tokens are near.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    distances: tuple[tuple[float, ...], ...]
+    group: int
+    space: RowSpace
+
+
+@dataclass(frozen=True)
+class ReadText:
+    """A text [L] of token numbers, and the mean distance of its inputs."""
+
+    tokens: tuple[int, ...]
+    distance: float
+
+
+def one_by_place(text: ReadText, group: int, space: RowSpace) -> NearTokens:
+    """Return the tokens of a text as the only ones that may stand at their places."""
+    tokens = tuple((one,) if one != PADDING else () for one in text.tokens)
+    return NearTokens(tokens, tuple((text.distance,) * len(one) for one in tokens), group, space)

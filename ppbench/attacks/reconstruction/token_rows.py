@@ -4,7 +4,8 @@ The gradient of a linear layer W is (d loss / d output)^T X: its row space is sp
 of the first attention the input of a token is a known function of the token and its place, so every pair is tried
 (Petrov et al., DAGER, NeurIPS 2024). Behind it the input depends on the text: the rows of the next layers tell which
 tokens stand in one text, of a decoder from left to right, of an encoder by sorting them (`token_pairs`) and exchanging
-those that are wrong until all inputs lie in the row space. No label, no loss and no factor of the gradient enters.
+those that are wrong until all inputs lie in the row space. No label, no loss and no factor of the gradient enters. A
+gradient of fewer rows than tokens, as that of adapters of low rank, is a mixture: see `mixed_rows`.
 
 Where texts are their own targets (the next-token loss), no layer reads what behind which nothing is predicted: a text's
 last token. The head's gradient shows it, once the others are known (`with_last_tokens`). This head reads every token:
@@ -29,14 +30,18 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import guessed_labels
+from ppbench.attacks.reconstruction.mixed_rows import text_of_mixtures
 from ppbench.attacks.reconstruction.row_spaces import (
     FAR_BEHIND,
     LEAST_FREE,
     READ_DISTANCE,
     ROUNDED_SIZE,
+    NearTokens,
+    ReadText,
     RowSpace,
     TextReader,
     linear_groups,
+    one_by_place,
     spaces_of,
 )
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
@@ -55,19 +60,6 @@ SHORTLISTS = (64, 512)
 
 
 # -- Which tokens may stand where --
-
-
-@dataclass(frozen=True)
-class NearTokens:
-    """The tokens that may stand at each place, nearest first: numbers and distances, ragged, by place.
-
-    group: the layers that read them. space: the row space of their gradient, which the tokens are near.
-    """
-
-    tokens: tuple[tuple[int, ...], ...]
-    distances: tuple[tuple[float, ...], ...]
-    group: int
-    space: RowSpace
 
 
 def tokens_present(reader: TextReader, observed: Params, noise: float) -> Tensor:
@@ -145,14 +137,6 @@ class TextFilter:
         """Return the mean distance [N] over the tokens of texts [N, L]; 1 of an empty one."""
         count = (texts != PADDING).sum(1)
         return torch.where(count > 0, self(texts).sum(1) / count.clamp(min=1), 1.0)
-
-
-@dataclass(frozen=True)
-class ReadText:
-    """A text [L] of token numbers, and the mean distance of its inputs."""
-
-    tokens: tuple[int, ...]
-    distance: float
 
 
 def _from_left(text_filter: TextFilter, near: NearTokens, count: int) -> list[ReadText]:
@@ -465,6 +449,7 @@ class TokenRows(Attack):
     """
 
     name: ClassVar[str] = "token_rows"
+    version: ClassVar[str] = "2"
     next_token: ClassVar[bool] = True
     exact: ClassVar[bool] = True
     reads_tokens: ClassVar[bool] = True
@@ -498,7 +483,7 @@ class TokenRows(Attack):
         reader = TextReader(plan, {name: value.detach() for name, value in evidence.params.items()}, groups)
         std = 0.0 if evidence.noise is None else evidence.noise.std
         observed = {name: value for name, value in evidence.observed.items() if bool(value.isfinite().all())}
-        spaces = spaces_of(reader, observed, groups.looked_at, std)
+        spaces = spaces_of(reader, observed, groups.looked_at, std, count)
         read = self._read(reader, spaces, observed, std, victim)
         if read is None:
             return Guess(x=texts, y=labels, evaluations=1)
@@ -528,6 +513,9 @@ class TokenRows(Attack):
         if not alone:
             return None
         group = max(alone, key=lambda one: (spaces[one].whole, spaces[one].free))  # rounding may hide rows of others
+        if count == 1 and spaces[group].full and (inputs := reader.summed(words, group)) is not None:
+            text = text_of_mixtures(inputs, words, spaces[group], victim.generator)
+            return one_by_place(text, group, spaces[group]), None, [text]
         near = near_tokens(reader, group, spaces[group], words, count, victim.generator)
         text_filter = self._filter(reader, spaces, count)
         if text_filter is None:
