@@ -61,7 +61,7 @@ def read(plan, vocabulary, x, y, learned=False):
     plan = Plan(plan.spec, 1, data_range=(0.0, len(vocabulary) - 1.0), kind="text", vocabulary=vocabulary)
     params = initial(plan.spec, 0)
     for name in params:
-        if learned and name.endswith("up.weight"):
+        if learned and (name.endswith("up.weight") or "lora_B" in name):
             params[name] = 0.1 * torch.randn(params[name].shape, generator=torch.Generator().manual_seed(1))
     params = {name: value.requires_grad_() for name, value in params.items()}
     loss = plan.objective(params, x, torch.nn.functional.one_hot(y, plan.spec.classes).float(), torch.ones(len(x)))
@@ -199,8 +199,10 @@ def test_a_users_classifier_of_transformers_is_taken_unchanged_and_read():
     assert read(plan, VOCABULARY, x[:1], y[:1])[1] == [1.0]
 
 
-@pytest.mark.parametrize(("rank", "exact"), [(16, True), (8, False)])
-def test_adapters_of_peft_are_what_travels_and_give_away_texts_of_fewer_tokens_than_their_rank(rank, exact):
+@pytest.mark.parametrize(("rank", "learned", "exact"), [(16, False, True), (8, False, False), (5, True, True)])
+def test_adapters_of_peft_are_what_travels_and_give_texts_away_that_are_short_or_once_they_have_learned(
+    rank, learned, exact
+):
     pytest.importorskip("peft")
     x, y = texts(2)
     plan = Plan(net_spec("users_texts:adapted_of_transformers", (LENGTH,), 3, {"rank": rank}), 1, kind="text")
@@ -210,7 +212,7 @@ def test_adapters_of_peft_are_what_travels_and_give_away_texts_of_fewer_tokens_t
     words = (alike * 5).abs().round() % WORDS
     mapped = torch.func.vmap(lambda batch: plan.net(params, batch))(words)  # clients at once
     torch.testing.assert_close(mapped[1], plan.net(params, words[1]))
-    guess, shares = read(plan, VOCABULARY, x[:1], y[:1])
+    guess, shares = read(plan, VOCABULARY, x[:1], y[:1], learned)
     assert (shares == [1.0]) == exact and (exact or not guess.is_exact)
 
 
