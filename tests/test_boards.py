@@ -92,7 +92,7 @@ def test_a_setting_that_is_not_usable_is_never_best_and_of_the_usable_none_leaks
     bearable = [db for db, accuracy in points if 95 - 100 * accuracy <= USABLE]
     assert (choice.least is None) == (not bearable)
     if choice.least is None:
-        assert choice.words.startswith("No setting loses as little as one can bear")
+        assert choice.words.startswith("No setting is usable")
         return
     assert choice.least.usable and choice.least is table.compared[0].value
     order = {"stands": 0, "undecided": 1, "falls": 2}
@@ -104,8 +104,8 @@ def test_a_setting_that_is_not_usable_is_never_best_and_of_the_usable_none_leaks
 def test_what_leaks_wherever_its_loss_can_be_borne_is_said_to(fabricate):
     records = [*controls(fabricate), dp(fabricate, 0.1, 30.0, 0.94), dp(fabricate, 1.0, 8.0, 0.3)]
     choice = choice_of(table_of(records))
-    assert choice.words.startswith("Every defense leaks wherever one can bear its loss; dp at sigma=0.1 least: rebuilt")
-    assert "No epsilon holds for any defense here" in choice.words and "Nothing here keeps" not in choice.words
+    assert choice.words.startswith("Every usable setting leaks; dp at sigma=0.1 leaks least: rebuilt")
+    assert "No epsilon holds for any defense here" in choice.words and "No setting keeps" not in choice.words
 
 
 def withstanding(make, seed=0):
@@ -135,7 +135,7 @@ def costs(make):
         (lambda make: [dp(make, 0.1, 8.0, 0.94)], "controls fail or did not run"),
         (lambda make: unlearned(make, 0.1), "learned nothing that can be shown"),
         (lambda make: unlearned(make, 0.14), "is not shown to be 5 points above"),
-        (costs, "No setting is named"),
+        (costs, "No setting is recommended"),
     ],
 )
 def test_where_nothing_can_be_concluded_no_setting_is_named(fabricate, records, reason):
@@ -147,16 +147,14 @@ def test_where_nothing_can_be_concluded_no_setting_is_named(fabricate, records, 
 @pytest.mark.parametrize(
     ("epsilon", "words"),
     [(2.5, "dp at sigma=0.1 keeps accuracy and gives a guarantee"), (10.0, "keeps accuracy and gives a guarantee"),
-     (10.5, "None carries a guarantee worth the name; closest is dp at sigma=0.1: no guarantee (epsilon 10)"),
+     (10.5, "No setting has a guarantee; closest is dp at sigma=0.1: no guarantee (epsilon 10)"),
      (4e4, "no guarantee (epsilon 4e4)"), (None, "No epsilon holds for any defense here")],
 )  # fmt: skip
 def test_an_epsilon_above_ten_is_no_guarantee(fabricate, epsilon, words, tmp_path):
     records = [*controls(fabricate), dp(fabricate, 0.1, 8.0, 0.94, epsilon=epsilon)]
     choice = choice_of(table_of(records))
     assert words in choice.words and (choice.guarded is None) == (epsilon is None or epsilon > 10)
-    assert ("Nothing here keeps accuracy and gives a guarantee" in choice.words) == (
-        epsilon is not None and epsilon > 10
-    )
+    assert ("No setting keeps accuracy and gives a guarantee" in choice.words) == (epsilon is not None and epsilon > 10)
     page = board_of(records, tmp_path / "board").markdown()
     assert (
         ("no guarantee" in rows_of(page)[0][2][rows_of(page)[0][0].index("Epsilon")])
@@ -175,7 +173,7 @@ def test_a_guarantee_at_a_loss_that_nobody_bears_keeps_no_accuracy(fabricate):
     assert (
         choice.guarded.entry.key.value == 1.0 and "45.0 points below the undefended 95.0%, not usable" in choice.words
     )
-    assert choice.words.startswith("Nothing here keeps accuracy and gives a guarantee. ")
+    assert choice.words.startswith("No setting keeps accuracy and gives a guarantee. ")
 
 
 @pytest.mark.parametrize(

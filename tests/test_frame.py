@@ -219,7 +219,7 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
     assert joint_fate(["stands", "undecided"]) == "undecided"
     records = [*controls, known, failed]
     (values,) = [one for one in verdicts("dp", records) if "sigma=0.5" in one.sentence]
-    assert "what becomes of images is undecided, no attack on it gave a figure" in values.sentence
+    assert "whether images leak is undecided, because no attack gave a figure" in values.sentence
     assert (values.fate, values.leak.level) == ("undecided", "undecided")
     (glance,) = glances(records)
     assert [row.verdict for row in glance.rows if row.value.entry.defense.id == "dp"] == [

@@ -266,7 +266,7 @@ def test_a_server_that_recovers_the_gradient_is_told_as_fedsgd_once_for_all_cont
             12.0,
             35.0,
             "gradient",
-            "what becomes of images is undecided (best: dlg: 13.0 dB [12.0, 14.0], blind guess 11",
+            "whether images leak is undecided (best: dlg: 13.0 dB [12.0, 14.0], blind guess 11",
         ),
         (16.0, 35.0, "gradient", "images are recognizable (100% [74, 100] found among 500 others, chance 0.2%; 100% ["),
         (25.0, 35.0, "gradient", "images are rebuilt, even by an unaware attacker (dlg: 26.0 dB"),
@@ -295,7 +295,7 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
     (row,) = [r for r in upload_rows(records, leaks_of(records, Knowledge())) if r.key.defense == "dp"]
     assert row.leak.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
-        "dp at sigma=0.1: what becomes of table rows is undecided, mean relative error 0.30 [0.30, 0.30] (dlg); "
+        "dp at sigma=0.1: whether table rows leak is undecided, mean relative error 0.30 [0.30, 0.30] (dlg); "
         "whether columns come out right was not measured; no attack here is shown to know the defense; batch 1, "
         "before training; MSE 0.0702 (0.0601 undefended)."
     )
@@ -413,7 +413,7 @@ def test_models_of_numbers_and_trainings_that_diverged(fabricate):
     records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction", **broken)]
     records.append(fabricate("pbpfl", 1.0, "mia_loss", "membership", stage="iterate", **broken))
     assert "\n".join(printed(records)).count("diverged") == 2 and len(model_rows(records)) == 1
-    undecided = "pbpfl at kappa=1: what becomes of images is undecided, no attack on it gave a figure; batch 1, "
+    undecided = "pbpfl at kappa=1: whether images leak is undecided, because no attack gave a figure; batch 1, "
     assert sentences("pbpfl", records)[0] == undecided + "before training; training diverged."
 
 
@@ -421,7 +421,7 @@ def test_models_of_numbers_and_trainings_that_diverged(fabricate):
 @pytest.mark.parametrize(
     ("decibels", "honest", "says"),
     [
-        (8.0, "the attacks tried here see no more of images than a blind guess", "what becomes of images is undecided"),
+        (8.0, "the attacks tried here see no more of images than a blind guess", "whether images leak is undecided"),
         (16.0, "images are recognizable", "images are recognizable"),
         (40.0, "images are rebuilt", "images are rebuilt"),
     ],

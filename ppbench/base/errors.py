@@ -177,17 +177,17 @@ class Exit(IntEnum):
 MEANINGS: Mapping[Exit, str] = {
     Exit.OK: "everything requested is there and complete, and nothing contradicts it",
     Exit.FOUND: "something was found: a regression (`compare`); more than a limit allows (`audit`); what differs "
-    "(`verify`); what does not hold (`submit`); records that cannot be read (`leaderboard`); "
+    "(`verify`); a check that fails (`submit`); records that cannot be read (`leaderboard`); "
     "cells that failed, or a defense of which no cell is complete (`evaluate`, `sweep`)",
     Exit.USAGE: "input that cannot be used, also a broken plugin that was named, a broken installation, or a "
-    "machine without memory, files or processes for it; one sentence says what is right",
+    "machine without memory, files or processes for it; one sentence says what would be right",
     Exit.CONTROLS: "a control failed, changed or did not run, nothing could have been found, or a limit is undecided "
-    "(`audit`): conclude nothing; a control goes before 1",
+    "(`audit`): conclude nothing; it takes precedence over 1",
     Exit.MISSING: "rows of the baseline are missing (`compare`)",
     Exit.INTERNAL: "an error of ppbench's own; the sentence names the file with the traceback",
-    Exit.HANGUP: "SIGHUP: the terminal went away",
+    Exit.HANGUP: "SIGHUP: the terminal closed",
     Exit.INTERRUPTED: "SIGINT (Ctrl-C); what is finished is kept, and the same command goes on from there",
-    Exit.PIPE: "whoever read the output went away, as `| head` does",
+    Exit.PIPE: "the reader of the output closed it, as `| head` does",
     Exit.TERMINATED: "SIGTERM, as SIGINT",
 }
 

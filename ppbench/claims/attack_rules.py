@@ -53,9 +53,9 @@ def _cells_of_kind(case: ClaimCase, kind: str, metric: str) -> tuple[list[Record
 
 
 def members_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
-    """The claimed ASR holds where the strongest attack, one that knows the defense among them, is not above chance and
-    below the undefended figure, though the delivered model gives members away: noise so large that nothing is
-    memorized says nothing about hiding. It falls where an attack lies above chance and above the claim.
+    """The claimed attack success rate (ASR) holds if the strongest attack, among them one that knows the defense, is
+    not above chance and below the undefended figure, although the delivered model reveals members: noise so large that
+    nothing is memorized is no evidence for the defense. It falls if an attack lies above chance and above the claim.
     """
     mine, undefended = _cells_of_kind(case, "membership", "asr")
     sides, none = Sides.of(mine, "asr"), best(undefended, "asr")
@@ -94,9 +94,9 @@ def _figure_or_not_run(record: Measured | None, name: str, form: str = ".1%", un
 
 
 def pixels_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
-    """The claimed PSNR, or squared error, holds where, in every setting, attacks that know the defense among them see
-    no more of images than a blind guess; it falls where images are rebuilt, or recognizable. Decibels as such depend on
-    the images. The attacker is the server, unless the claim names others.
+    """The claimed PSNR, or squared error, holds if, in every setting, no attack, among them one that knows the defense,
+    recovers more of images than a blind guess. It falls if images are rebuilt or recognizable. Decibels as such depend
+    on the images. The attacker is the server, unless the claim names others.
     """
     name, views = "psnr_median", case.claim.views or (HONEST_SERVER.name,)
     leaks = _leaks(case, views)
@@ -152,8 +152,8 @@ def _leaks(case: ClaimCase, views: Sequence[str]) -> dict[Key, Leak]:
 
 
 def outputs_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
-    """That the true model's outputs stay hidden from clients falls where an attack reads them, all or in part: more of
-    its decisions than the best constant answer has.
+    """The claim that clients cannot read the true model's outputs falls if an attack reads them, completely or in part:
+    more of its decisions than the best constant answer has.
     """
     mine, _ = _cells_of_kind(case, "extraction", "output_error")
     mine = [r for r in mine if r.config.stage == "iterate"]
@@ -231,11 +231,11 @@ def grid_of(defense: str) -> tuple[float, ...]:
 
 def cap_is_kept(case: ClaimCase) -> ClaimFinding | str:
     """A claimed CAP holds unless ours, of the worst cases over attacks of its kind, lies below it with its interval.
-    It is the mean over those control values that were run and are in the paper's grid, of which there must be two; it
-    compares only where the models are as good as the paper's, to 5 points on average, and where the paper's own attack
-    and measure stay no more than twice as far from images as they did there: an optimizer that diverges gives errors
-    larger than anything printed. Errors of images are, as the paper's, not clipped; labels are compared as
-    multisets, also those that come with images.
+    Ours is the mean over those control values that were run and are in the paper's grid, of which there must be two. It
+    is comparable only if the models are as good as the paper's, to 5 points on average, and if the paper's own attack
+    and measure stay no more than twice as far from images as they did there, because a diverging optimizer gives errors
+    larger than anything printed. Errors of images are not clipped, as in the paper; labels are compared as multisets,
+    also those that come with images.
     """
     law, batch = LAWS[case.claim.metric], case.claim.batch
     cells = cells_with_distance(case.mine, law, batch)

@@ -24,7 +24,9 @@ STOPWATCH = "a stopwatch's figure, of another machine"
 
 
 def upload_is_as_large(case: ClaimCase) -> ClaimFinding | str:
-    """A claimed ratio of uploads holds where a client sends no more numbers; their width is a parameter by itself."""
+    """A claimed ratio of uploads holds if a client sends no more numbers than claimed; their width is a separate
+    parameter.
+    """
     mine, none = max(case.mine, key=lambda r: (r.cost.bytes_up, r.cell_id)), case.undefended
     if none is None or not none.cost.bytes_up:
         return "there is no undefended upload to compare with"
@@ -44,7 +46,7 @@ def _sent(record: Record) -> float:
 
 
 def bytes_are_saved(case: ClaimCase) -> ClaimFinding | str:
-    """A claimed saving of bytes, both ways in a round and without set-up, holds where no less is saved, to 0.001."""
+    """A claimed saving of bytes, both ways in a round and without set-up, holds if no less is saved, to 0.001."""
     mine, none = max(case.mine, key=lambda r: (_sent(r), r.cell_id)), case.undefended
     if none is None or case.claim.value is None:
         return "there are no undefended bytes to compare with"
@@ -55,7 +57,9 @@ def bytes_are_saved(case: ClaimCase) -> ClaimFinding | str:
 
 
 def sends_less(case: ClaimCase) -> ClaimFinding | str:
-    """That more bytes are saved than by another defense holds where fewer are sent, both ways in a round."""
+    """The claim that more bytes are saved than by another defense holds if fewer are sent in both directions of a
+    round.
+    """
     if not case.rival:
         return f"no record of {case.claim.than.defense if case.claim.than else 'the other'} to compare with"
     mine, other = (max(some, key=lambda r: (_sent(r), r.cell_id)) for some in (case.mine, case.rival))
@@ -66,9 +70,9 @@ def sends_less(case: ClaimCase) -> ClaimFinding | str:
 
 
 def memory_is_as_small(case: ClaimCase) -> ClaimFinding | str:
-    """A claimed ratio of memories holds where ours is within a quarter of it: papers count a whole process, we what a
-    client's computation allocates beyond its inputs. It is inconclusive where the client takes its batch in slices and
-    the undefended one takes it whole: backpropagation can be sliced too.
+    """A claimed ratio of memories holds if ours is within a quarter of it: papers count a whole process, we what a
+    client's computation allocates beyond its inputs. It is inconclusive if the client takes its batch in slices and the
+    undefended one takes it whole, because backpropagation can be sliced too.
     """
     none = case.undefended
     known = [(ratio, r) for r in case.mine if none and (ratio := cost_ratios(r.cost, none.cost).memory) is not None]
@@ -143,10 +147,10 @@ def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
 
 
 def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) -> tuple[ClaimFinding, str] | str:
-    """A claimed time, or ratio of times, is not comparable here: it is of another machine, and none of ours can refute
-    it. Ours are printed beside it, with what needs no clock: passes, bytes, ciphertexts. That a defense takes less
-    time than another one, both timed on one machine, holds where its longest time is shorter than the other's
-    shortest, and falls where its shortest is longer than the other's longest.
+    """A claimed time, or ratio of times, is not comparable here, because it is of another machine and ours cannot
+    refute it. Ours are shown beside it, with machine-independent counts: passes, bytes, ciphertexts. The claim that a
+    defense takes less time than another one, both timed on one machine, holds if its longest time is shorter than the
+    other's shortest, and falls if its shortest is longer than the other's longest.
 
     Returns the finding and the setting of its figures, or a clause on why there is none.
     """

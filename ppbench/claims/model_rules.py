@@ -41,9 +41,9 @@ def _text(utility: Utility, name: str, form: str) -> str:
 
 
 def accuracy_is_kept(case: ClaimCase) -> ClaimFinding | str:
-    """A claimed accuracy holds where the interval of what is lost beside the undefended model ends less than 2 points
-    above what the paper loses, falls where it begins above that, and is inconclusive otherwise. Where the paper prints
-    no undefended model, the accuracy itself is compared. Trainings that are equal to rounding are reported as an
+    """A claimed accuracy holds if the interval of the loss against the undefended model ends less than 2 points above
+    the paper's loss. It falls if the interval begins above that, and is inconclusive otherwise. If the paper prints no
+    undefended model, the accuracy itself is compared. Trainings that are equal up to rounding are reported as an
     identity.
     """
     return _is_kept(case, "accuracy", "accuracy")
@@ -107,8 +107,8 @@ def _one_training(mine: Utility, none: Utility, apart: float, *, relative: bool)
 
 
 def accuracy_is_gained(case: ClaimCase) -> ClaimFinding | str:
-    """A claimed gain of accuracy over the undefended model holds where the interval of ours lies above 0 and reaches
-    it; it falls where the interval lies below it.
+    """A claimed gain of accuracy over the undefended model holds if the interval of ours lies above 0 and reaches it;
+    it falls if the interval lies below it.
     """
     mine, none = best_of(case.mine, "accuracy"), case.undefended
     ours = None if mine is None else model_figure(mine.utility, "accuracy")
@@ -124,8 +124,8 @@ def accuracy_is_gained(case: ClaimCase) -> ClaimFinding | str:
 
 
 def accuracy_rises(case: ClaimCase) -> ClaimFinding | str:
-    """That accuracy rises with the control parameter holds where the interval at its largest value lies above that at
-    its smallest; it falls where it lies below.
+    """The claim that accuracy rises with the control parameter holds if the interval at its largest value lies above
+    that at its smallest; it falls if it lies below.
     """
     by = {r.config.defense.control.value: r for r in case.mine if r.config.defense.control is not None}
     if len(by) < 2:
@@ -147,9 +147,9 @@ def accuracy_rises(case: ClaimCase) -> ClaimFinding | str:
 
 
 def error_is_kept(case: ClaimCase) -> ClaimFinding | str:
-    """A claimed MSE holds where the interval of its ratio to the undefended one ends less than 0.05 above the paper's
-    ratio, falls where it begins above that, and is inconclusive otherwise. Trainings that are equal to rounding are
-    reported as an identity.
+    """A claimed MSE holds if the interval of its ratio to the undefended one ends less than 0.05 above the paper's
+    ratio. It falls if the interval begins above that, and is inconclusive otherwise. Trainings that are equal up to
+    rounding are reported as an identity.
     """
 
     def error(record: Record) -> tuple[float, str]:
@@ -183,7 +183,7 @@ def _ratio(mine: Utility, none: Utility) -> tuple[float, float]:
 
 
 def guarantee_is_given(case: ClaimCase) -> ClaimFinding | str:
-    """A claimed epsilon holds where the mechanism, as implemented, gives one over the whole training, no larger."""
+    """A claimed epsilon holds if the implemented mechanism gives one over the whole training that is no larger."""
     record = max(case.mine, key=lambda r: (r.privacy.epsilon is None, r.privacy.epsilon or 0.0, r.cell_id))
     privacy, whole = record.privacy, "over the whole training"
     if privacy.epsilon is None:
@@ -253,10 +253,10 @@ def _pairs(
 
 
 def stays_farther(case: ClaimCase) -> ClaimFinding | str:
-    """That a CAP is larger than another defense's holds where, at equal accuracy, the worst case over all attacks stays
-    farther from the truth, victim by victim, with its whole interval; it falls where it comes nearer. The other
-    defense counts at the control value that protects best and costs no more accuracy (to a point). The interval allows
-    for different numbers of searches: it reaches to the figures of either side's best attack alone.
+    """The claim that a CAP is larger than another defense's holds if, at equal accuracy, the worst case over all
+    attacks stays farther from the truth, victim by victim, with its whole interval; it falls if it comes nearer. The
+    other defense is taken at the control value that protects best and costs no more accuracy (to a point). The interval
+    allows for different numbers of searches: it extends to the figures of either side's best attack alone.
     """
     kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
     question = question_of(kind)
@@ -354,11 +354,11 @@ def _name(case: ClaimCase) -> str:
 
 
 def leaks_less(case: ClaimCase) -> ClaimFinding | str:
-    """That less is rebuilt, or fewer members are identified, than under another defense holds where the worst case over
-    all attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above. Both
-    are attacked by the same adversary, the strongest of those that the claim names, on the victims that both share.
-    Where clients play roles, each counts in the role that it played. The interval allows for different numbers of
-    searches: it reaches to the figures of either side's best attack alone against all of the other's.
+    """The claim that less is rebuilt, or fewer members are identified, than under another defense holds if the worst
+    case over all attacks lies below the other's, victim by victim, with its whole interval; it falls if it lies above.
+    Both defenses are attacked by the same adversary, the strongest of those that the claim names, on the victims that
+    both share. Where clients play roles, each counts in the role that it played. The interval allows for different
+    numbers of searches: it extends to the figures of either side's best attack alone against all of the other's.
     """
     metric, kind, _, _ = JUDGED_CELLS[case.claim.metric]
     mine = _strongest(case.mine, case.claim.metric, case.claim.views)
@@ -403,8 +403,8 @@ def _strongest(cells: Sequence[Record], claimed: str, views: Sequence[str] = ())
 
 
 def learns_more(case: ClaimCase) -> ClaimFinding | str:
-    """That a model is better than under another defense holds where the interval of the difference, of independent
-    samples, lies above 0, and falls where it lies below.
+    """The claim that a model is better than under another defense holds if the interval of the difference, of
+    independent samples, lies above 0, and falls if it lies below.
     """
     name = case.claim.metric
     mine, theirs = best_of(case.mine, name), best_of(case.rival, name)

@@ -495,12 +495,12 @@ def folded(summary: str, text: str) -> str:
     return f'<details markdown="1"><summary>{escape(summary)}</summary>\n\n{text}\n\n</details>'
 
 
-RULE_OF_RULES = """A verdict that no result could change is none. Each rule judges the same cells again as if everything
-had leaked (with the same adversary's figures on the undefended model) and as if nothing had (with the figures on
-noise); of models, as if they had learned nothing, and as if nothing were lost. "Could have been" has both ends. A claim
-that would fall even if nothing leaked, or hold even if everything did, is inconclusive here. "By the paper's own attack
-and measure" is for comparison; the verdict is of the worst case. Figures that a paper prints of other defenses are set
-beside ours, without a verdict: it does not claim them."""
+RULE_OF_RULES = """A rule judges the cells of a claim as recorded, as if everything had leaked (with the same
+adversary's figures on the undefended model), and as if nothing had (with the figures on noise). For models the extremes
+are one that learned nothing and one that lost nothing. The column "Could have been" has both ends. A claim that would
+fall even if nothing leaked, or hold even if everything did, is inconclusive, because no result could change its
+verdict. "By the paper's own attack and measure" is for comparison; the verdict is of the worst case. Figures that a
+paper prints of other defenses are shown beside ours without a verdict, because it does not claim them."""
 
 
 def rules_page(level: int = 1) -> str:

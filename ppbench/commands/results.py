@@ -133,9 +133,10 @@ def pack(
 def verify(folder: Annotated[Path, typer.Argument(help="A folder of results, or an archive of one.")]) -> None:
     """Recompute what can be recomputed in FOLDER; report how much could not be checked, and what differs.
 
-    Aggregates, tables, page and flags from per-victim scores, scores of images from the kept reconstructions, epsilon
-    from the mechanism, victims, originals and what explains their uploads from the data set where it is at hand;
-    docs/verify.md says what that shows. Exit code 0: nothing differs; 1: something does; 2: FOLDER holds no results.
+    It recomputes aggregates, tables, page and flags from per-victim scores, scores of images from the kept
+    reconstructions, epsilon from the mechanism, and victims, originals and their uploads from the data set if it is
+    available; docs/verify.md lists what that shows. Exit code 0: nothing differs; 1: something does; 2: FOLDER holds
+    no results.
     """
     from ppbench.records.store import open_results
     from ppbench.verification.recheck import full_findings

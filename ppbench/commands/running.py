@@ -125,16 +125,18 @@ evaluate.__signature__ = _signature()  # type: ignore[attr-defined]
 ModelAddress = Annotated[str, typer.Option(help="The function that makes the network, as my_code:network.")]
 FinishedWeights = Annotated[Path, typer.Option(help="Its weights: FILE.safetensors, or a state dict of torch.")]
 SET_WORDS = "a folder of class folders, FILE.safetensors (x, y), FILE.parquet, FILE.csv, hf:FOLDER, or MODULE:FUNCTION"
-MembersOption = Annotated[str, typer.Option(help=f"What it was trained on, or a part: {SET_WORDS}.")]
-NonmembersOption = Annotated[str, typer.Option(help="The same from the same source, but not trained on.")]
+MembersOption = Annotated[str, typer.Option(help=f"Its training data, or a part: {SET_WORDS}.")]
+NonmembersOption = Annotated[str, typer.Option(help="Data of the same form and source that it was not trained on.")]
 TrainOption = Annotated[
     str | None, typer.Option(help="Function of x, y (and seed) that trains such a network: adds LiRA and RMIA.")
 ]
 ReferencesOption = Annotated[int | None, typer.Option(help="Models trained by --train, even; 16 by default.")]
 MaxAsr = Annotated[float | None, typer.Option(help="Limit on the share of right decisions; guessing is 0.5.")]
 MaxTpr = Annotated[float | None, typer.Option(help="Limit on the share of members found at an FPR of 1 %.")]
-CandidatesOption = Annotated[int, typer.Option(help="Members, and as many others, that are attacked, at most.")]
-OutputOption = Annotated[str | None, typer.Option(help="Key, index or attribute of the logits in what it answers.")]
+CandidatesOption = Annotated[int, typer.Option(help="Largest number of members, and of non-members, under attack.")]
+OutputOption = Annotated[
+    str | None, typer.Option(help="Key, index or attribute of the logits in the network's output.")
+]
 
 
 def audit(
@@ -149,7 +151,7 @@ def audit(
     max_tpr: MaxTpr = None,
     candidates: CandidatesOption = 5000,
     output: OutputOption = None,
-    seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the report, figures and scores.")] = Path("ppbench-audit"),
 ) -> None:
@@ -158,8 +160,8 @@ def audit(
     Example: ppbench audit --model my_code:network --weights net.safetensors --members data/train --nonmembers data/test
     --max-asr 0.6
 
-    Exit code 0: within the limits, or none was given; 1: beyond a limit, its whole interval; 2: input that cannot be
-    used; 3: nothing can be concluded: a control failed, or a limit lies inside an interval, as of few examples.
+    Exit code 0: within the limits, or no limits; 1: an attack's whole interval lies beyond a limit; 2: input that
+    cannot be used; 3: nothing can be concluded: a control failed, or a limit lies inside an interval.
     """
     from ppbench.commands.terminal import audited_report
     from ppbench.run.config import resolve_device
@@ -234,7 +236,7 @@ def sweep(
     """Compute the missing cells of a suite, and write its leaderboard.
 
     Exit code 0: all cells are there and the controls hold; 1: cells failed, or none of a defense is complete; 2: input
-    that cannot be used; 3: a control failed or did not run, trust nothing.
+    that cannot be used; 3: a control failed or did not run: conclude nothing.
     """
     _close_attacks(isolate is not False)
     from ppbench.commands.terminal import planned_report

@@ -58,12 +58,14 @@ class Check:
 def check_harness(outcome: Soundness | None) -> Check:
     """Return the check by the self-test of the harness that computed a folder's cells; outcome: None where unknown."""
     if outcome is None:
-        sentence = "Not known: no outcome of the harness's self-test was recorded here; an older ppbench kept none."
+        sentence = (
+            "Not known: these records lack the outcome of the harness's self-test, as those of an older ppbench do."
+        )
         return Check("harness", None, sentence)
     standing = [str(trial) for trial in outcome.trials if not trial.fell]
     if not standing:
-        return Check("harness", True, "Both networks of the self-test fall: the harness finds what must be found.")
-    return Check("harness", False, f"HARNESS FAULT: {'; '.join(standing)}. Nothing here may be concluded.")
+        return Check("harness", True, "Both networks of the self-test fall, so the harness works.")
+    return Check("harness", False, f"HARNESS FAULT: {'; '.join(standing)}. Nothing can be concluded.")
 
 
 def probe_words(probing: ProbeInfo) -> str:
@@ -260,7 +262,9 @@ def _other_questions_check(undefended: Sequence[Record]) -> Check:
     broken = [r for r in undefended if above_chance(r, names[r.cell_id], len(undefended))]
     verb = "finds" if broken else "is NOT shown to find"
     titles = ", ".join(sorted({question_for(r).title for r in broken or undefended}))
-    return Check("none", bool(broken), f"The best attack {verb} what was asked of the undefended model ({titles}).")
+    return Check(
+        "none", bool(broken), f"The best attack {verb} what its question seeks in the undefended model ({titles})."
+    )
 
 
 def _noise_check(records: Sequence[Record], among: int) -> Check:

@@ -142,11 +142,11 @@ def _of_training(utility: Utility) -> Iterable[Badge]:
     """Yield the remarks on a training."""
     if utility.is_collapsed:
         title = (
-            f"It {utility.collapse}: its accuracy may be the training's failure, not the defense's price. Not ranked."
+            f"It {utility.collapse}: its accuracy may show a failed training, not the cost of the defense. Not ranked."
         )
         yield Badge(COLLAPSED, "warning", title)
     elif utility.collapse:
-        title = f"It {utility.collapse}; what stands here is one of another seed ({utility.retrained})."
+        title = f"It {utility.collapse}; the figures here are of another seed ({utility.retrained})."
         yield Badge("trained again", "warning", title)
     if learning_of(utility).state == "nothing" and utility.accuracy is not None:
         yield Badge(

@@ -153,7 +153,7 @@ class QuestionOptions(OptionGroup):
 
     attacks: Annotated[
         tuple[str, ...],
-        Option("Names separated by commas, quick (few, where they show something), standard (every cell), or all."),
+        Option("Names separated by commas, quick (few, where they show something), standard (in every cell), or all."),
     ] = ("standard",)
     attack_batch: Annotated[
         tuple[Annotated[int, Option(gt=0, le=100_000)], ...],
@@ -168,7 +168,7 @@ class QuestionOptions(OptionGroup):
         int, Option("Least number of batches per cell, where fewer would hold the victims.", ge=0, le=100_000)
     ] = 0
     candidates: Annotated[
-        int, Option("Members, and as many non-members, that are attacked.", ge=4, le=LARGEST_COUNT)
+        int, Option("Number of members, and of non-members, under attack.", ge=4, le=LARGEST_COUNT)
     ] = 200
     tuning: Annotated[int, Option("Test images on which an attack's settings are tuned.", ge=0, le=100_000)] = 4
     budget: Annotated[
@@ -178,7 +178,7 @@ class QuestionOptions(OptionGroup):
     canaries: Annotated[int, Option("Canaries of each of three families in an audit.", ge=0, le=LARGEST_COUNT)] = 80
     canary_clients: Annotated[
         int,
-        Option("Clients of an audit whose gradients are random directions: epsilon of a client.", ge=0, le=10_000),
+        Option("Clients of an audit that send random directions, to estimate a client's epsilon.", ge=0, le=10_000),
     ] = 0
     stages: Annotated[
         tuple[Stage, ...],
@@ -208,16 +208,13 @@ class RunOptions(OptionGroup):
     device: Annotated[str, Option("auto, cpu, cuda, or as torch names it.")] = "cpu"
     tf32: Annotated[
         bool,
-        Option(
-            "Let a GPU round factors of convolutions and matrix products to TF32: faster, and other numbers; records "
-            "say so."
-        ),
+        Option("Allow TF32 in convolutions and matrix products on a GPU: faster, with other numbers; records say so."),
     ] = False
     seed: Annotated[int, Option("Master seed: one seed, one result.", ge=0, le=2**63 - 1)] = 0
     isolate: Annotated[
         bool,
         Option(
-            "Run other packages' attacks in processes of their own, kept from files, network and truth as far as this "
-            "system can, on victims that a secret in OUT/salt takes part in drawing."
+            "Run attacks of other packages in separate processes without files, network and truth, as far as this "
+            "system allows; a secret in OUT/salt takes part in every draw."
         ),
     ] = False

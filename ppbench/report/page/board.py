@@ -582,17 +582,18 @@ READING_NOTES = (
     ),
     (
         "Rank",
-        "Rows whose intervals overlap share ranks; what is not usable, or what no attack is shown to know, has none.",
+        "Rows whose intervals overlap share ranks; rows that are not usable, or that no attack is shown to know, have "
+        "none.",
     ),
     ("Leak, worst case", BARS_NOTE),
-    ("Members", "Members: the share told right, chance 50%."),
+    ("Members", "Members: share of right membership decisions, chance 50%."),
     ("Epsilon", "No guarantee: at such an epsilon an attacker at even odds may be right 99.995% of the time."),
-    ("Upload", "Upload and time: beside an undefended client's."),
+    ("Upload", "Upload and time: relative to an undefended client."),
 )
 """Sentences on columns, shown with them."""
 COST_NOTES = (
-    "Of one client in one round, set-up once; below the bytes, and as the time, stands the ratio to an undefended "
-    "client, over all seeds.",
+    "Bytes are of one client in one round; the set-up counts once. Below them, and as the time, stands the ratio to an "
+    "undefended client, over all seeds.",
     "Nothing is ranked by cost: it says nothing about privacy.",
 )
 """How the tables are read, in sentences."""

@@ -232,7 +232,7 @@ class AuditedModel:
         if self._shown is not None:
             spec, top = self._shown
             shown = figure_words(spec, top.metric(spec.name))
-            right = f"is right in {shown} of its decisions (95 %), guessing in 50 %."
+            right = f"is right in {shown} of its decisions (95 %); guessing in 50 %."
             words = right if spec is ASR else f"has an AUC of {shown} (95 %), guessing 0.5."
             best = self.strongest(TPR_1)
             rate = best.metric(TPR_1.name)
@@ -241,7 +241,7 @@ class AuditedModel:
         most = f"{of_hundred(self.bound(ASR))} of right decisions (guessing: 50 %)"
         end = self.bound(TPR_1)
         share = "" if end is None else f", or finds more than {of_hundred(end)} of the members at 1 % FPR"
-        return f"No attack of these beats guessing beyond {most}{share} (95 %)."
+        return f"None of these attacks beats guessing beyond {most}{share} (95 %)."
 
     @property
     def remark(self) -> str:

@@ -35,10 +35,10 @@ UNSPLIT = tuple(name for name in SEEDLESS if name != "digest")
 
 
 BEST_RULE = (
-    f"A row shows the setting that leaks least of the usable ones, which lose at most {USABLE:g} points and at most "
-    "half of what was learned; without any, of all. First comes what withstands in every seed, then what is undecided, "
-    "then what leaks; of equals the milder level, then what gives away fewest other things, then least to unaware "
-    "attackers."
+    f"A row shows the usable setting that leaks least, or that of all settings where none is usable. A usable setting "
+    f"loses at most {USABLE:g} points of accuracy and at most half of what was learned. Defenses that stand in every "
+    "seed come first, then undecided ones, then those that leak. Ties are ordered by level, by the number of other "
+    "leaks, and by the leak to unaware attackers."
 )
 """The rule of `standing_of`, for whoever reads a table."""
 
@@ -341,9 +341,9 @@ def sends_nothing(setting: Setting) -> bool:
 
 # -- if you must choose ------------------------------------------------------------------------------------------------
 CHOICE_RULE = (
-    f"One can bear a loss of at most {USABLE:g} points beside the undefended model, and of at most half of what that "
-    f"one learned. A guarantee is worth the name up to an epsilon of {VACUOUS:g}: beyond, an attacker at even odds may "
-    "be right 99.995% of the time."
+    f"A usable setting loses at most {USABLE:g} points against the undefended model, and at most half of what that one "
+    f"learned. An epsilon counts as a guarantee up to {VACUOUS:g}; beyond, an attacker at even odds may be right "
+    "99.995% of the time."
 )
 """The rules of `Choice`, for whoever reads it."""
 
@@ -409,15 +409,17 @@ def _reason_for_none(table: Overview) -> str:
     bad = [check.sentence for check in table.checks if check.ok is not True]
     if bad or not table.reliable:
         why = "; ".join(dict.fromkeys(bad)) or "The self-test fails."
-        return f"No setting is named, because controls fail or did not run: nothing is concluded. {why}"
+        return f"No setting is recommended, because controls fail or did not run. {why}"
     if not table.questions:
-        return "No setting is named: inputs and members were not attacked here, and costs say nothing about privacy."
+        return (
+            "No setting is recommended: inputs and members were not attacked here, and costs say nothing about privacy."
+        )
     if table.unlearned:
-        return f"No setting is named, because {table.unlearned}: losing nothing of such a model makes nothing usable."
+        return f"No setting is recommended, because {table.unlearned}, so no setting can be called usable."
     if all(row.none is None for row in table.compared):
-        return "No setting is named: there is no undefended model beside which a loss could be judged."
+        return "No setting is recommended: there is no undefended model to compare accuracy with."
     if all(v.usable is None for row in table.compared for v in row.grid):
-        return "No setting is named: these records do not say what a constant answer scores, so no loss can be judged."
+        return "No setting is recommended: these records lack a constant answer's score, so usability cannot be judged."
     return ""
 
 
@@ -436,17 +438,17 @@ def _useless_sentence(settings: Sequence[Setting]) -> str:
     """Return a sentence where no setting is usable, with the best model."""
     top = max(settings, key=lambda v: v.use, default=None)
     words = "" if top is None else model_words(top)
-    best_model = f": the best model is that of {setting_words(top)} ({words})" if top is not None and words else ""
-    return f"No setting loses as little as one can bear{best_model}."
+    best_model = f"; the best model is that of {setting_words(top)} ({words})" if top is not None and words else ""
+    return f"No setting is usable{best_model}."
 
 
 def _least_sentence(tops: Sequence[Setting]) -> str:
     """Return a sentence on the setting that leaks least; tops: each defense's usable one, the least leak first."""
     top, fate, recovered = tops[0], tops[0].judgement.fate, recovered_words(tops[0]).removeprefix(", ")
     words = figures_words(top)
-    head = f"{setting_words(top)} leaks least of what one can bear{',' if words else ''}{words}"
+    head = f"{setting_words(top)} leaks least of the usable settings{',' if words else ''}{words}"
     if fate == "falls":
-        head = f"Every defense leaks wherever one can bear its loss; {setting_words(top)} least"
+        head = f"Every usable setting leaks; {setting_words(top)} leaks least"
         how, recovered = f"{top.judgement.verdict}{words}", "" if top.leak is None else recovered
     elif fate == "stands":
         how = "members not found" if top.leak is None else "no better than blind"
@@ -456,7 +458,7 @@ def _least_sentence(tops: Sequence[Setting]) -> str:
         how = f"no better than blind in {top.judgement.seeds} of {top.seeds} seeds, open in the others"
     else:
         how = "undecided, a leak is neither shown nor ruled out"
-    also = f"recovered all the same: {recovered}" if recovered else ""
+    also = f"also recovered: {recovered}" if recovered else ""
     clauses = (f"{head}: {how}", also, model_words(top), guarantee_words(top))
     return "; ".join(clause for clause in clauses if clause) + "." + _undistinguished(tops)
 
@@ -466,7 +468,7 @@ def _undistinguished(tops: Sequence[Setting]) -> str:
     first = leak_span(tops[0].metric)
     same = [(v, leak_span(v.metric)) for v in tops[1:] if leaking_order(v)[:2] == leaking_order(tops[0])[:2]]
     alike = [setting_words(v) for v, span in same if first is not None and span is not None and span[0] <= first[1]]
-    return f" Not told apart from it: {listed(alike)}." if alike else ""
+    return f" Not distinguishable from it: {listed(alike)}." if alike else ""
 
 
 def _claimed_words(settings: Sequence[Setting]) -> str:
@@ -483,11 +485,11 @@ def _guarantee_sentence(settings: Sequence[Setting], stating: Sequence[Setting],
     if guarded is None:
         closest = min(stating, key=lambda v: (v.refutation is not None, stated_epsilon(v) or 0.0))
         name = setting_words(closest)
-        return f"None carries a guarantee worth the name; closest is {name}: {guarantee_words(closest)}."
+        return f"No setting has a guarantee; closest is {name}: {guarantee_words(closest)}."
     useless = ", not usable" if guarded.usable is False else ""
-    leaks = f"; it leaks all the same: {guarded.judgement.verdict}" if guarded.judgement.fate == "falls" else ""
+    leaks = f"; it still leaks: {guarded.judgement.verdict}" if guarded.judgement.fate == "falls" else ""
     about = f"{guarantee_words(guarded)}, {model_words(guarded)}{useless}{leaks}"
-    return f"Of guarantees worth the name, {setting_words(guarded)} has the best model: {about}."
+    return f"Of the settings with a guarantee, {setting_words(guarded)} has the best model: {about}."
 
 
 def _alone_sentence(alone: Setting | None, guarded: Setting | None, tops: Sequence[Setting]) -> str:
@@ -532,4 +534,4 @@ def _conclusion(stating: Sequence[Setting], alone: Setting | None) -> str:
         return "No defense keeps accuracy and gives a guarantee; training alone keeps accuracy and sends nothing."
     beaten = bool(worthy) and alone is not None and all(more_accurate(alone, v) for v in worthy)
     end = "; training alone is more accurate than every guarantee" if beaten else ""
-    return f"Nothing here keeps accuracy and gives a guarantee{end}."
+    return f"No setting keeps accuracy and gives a guarantee{end}."

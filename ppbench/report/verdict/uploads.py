@@ -166,13 +166,13 @@ def _row_error(row: SettingRow, leak: Leak, undefended: Utility | None) -> str:
         "rebuilt": f"{modality.inputs} are rebuilt",
         "recognizable": f"{modality.inputs} are rebuilt in part",
         "blind": f"{modality.inputs} come out no better than blind",
-        "undecided": f"what becomes of {modality.inputs} is undecided",
+        "undecided": f"whether {modality.inputs} leak is undecided",
     }[leak.level]
     return f"{row.name}: {became}, {most}{_clauses(leak)}; {_where(row)}; {utility}."
 
 
 def _unattacked(row: SettingRow, what: str, utility: str) -> str:
-    return f"{row.name}: what becomes of {what} is undecided, no attack on it gave a figure; {_where(row)}; {utility}."
+    return f"{row.name}: whether {what} leak is undecided, because no attack gave a figure; {_where(row)}; {utility}."
 
 
 def _as_undefended(row: SettingRow) -> bool:
@@ -225,7 +225,7 @@ def _images(row: SettingRow, leak: Leak, undefended: Utility | None) -> str:
     elif leak.level == "blind":
         words = f"the attacks tried here see no more of images than a blind guess (best: {strong}; {_unseen(leak)})"
     else:
-        words = f"what becomes of images is undecided (best: {strong})"
+        words = f"whether images leak is undecided (best: {strong})"
     return f"{row.name}: {words}{_clauses(leak)}; {_where(row)}; {utility}."
 
 
@@ -278,7 +278,7 @@ def _scene(rows: Sequence[SettingRow], where: str) -> Iterable[Verdict]:
         "rebuilt": f"images are rebuilt{whole}",
         "recognizable": f"images are recognizable{whole}",
         "blind": "the attacks tried here see no more of images than a blind guess",
-        "undecided": "what becomes of images is undecided",
+        "undecided": "whether images leak is undecided",
     }[leak.level]
     if len(levels) > 1:
         does = f"images are {leak.level} at {top.control}" if leak.falls and top.control else "images fare unlike"
