@@ -184,11 +184,14 @@ def _view(row: SettingRow) -> tuple[object, ...]:
 
 
 def _in_batches(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
-    """Yield what uploads reveal of who was in a batch, at each setting's easiest scene."""
+    """Yield what uploads reveal of who was in a batch, in the scene of each setting where they do, else the easiest."""
     name = BATCH_ASR.name
     attacked = [row for row in rows if row.top(name) is not None]
-    judged = judged_keys(row.key for row in attacked if row.key.defense == defense)
-    own = [row for row in attacked if row.key in judged]
+    own = [row for row in attacked if row.key.defense == defense]
+    tried = sum(value(record, name) is not None for row in own for record in row.records)
+    revealing = {row.key for row in own if above_chance(row.top(name), name, tried)}
+    judged = judged_keys((row.key for row in own), revealing)
+    own = [row for row in own if row.key in judged]
     for mine in grouped(own, lambda row: (*_view(row), row.key.role)).values():
         beside = [r.top(name) for r in attacked if r.key.defense == "none" and _view(r) == _view(mine[0])]
         undefended = Undefended(None if defense == "none" else next(iter(beside), None))
