@@ -8,6 +8,7 @@ import pytest
 from ppbench.claims.check import check_claims
 from ppbench.claims.claim import Claim
 from ppbench.commands.terminal import defense_table, glance
+from ppbench.questions.exposure import SecretScore
 from ppbench.questions.membership import BatchScore
 from ppbench.records.schema import Flag
 from ppbench.report.controls import Check
@@ -225,6 +226,25 @@ def test_labels_and_batch_members_that_one_scene_gives_away_are_given_away(fabri
     assert "reveals who was in a batch of 1 after training (mia_upload" in rendered.sentence("members")[0].sentence
     rendered = Rendered([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *plain, *early])
     assert rendered.settings[0.1]["gives"] == []
+
+
+@pytest.mark.parametrize(("apart", "count", "falls"), [(0, 12, True), (20, 12, False), (0, 5, False)])
+def test_exposed_secrets_are_given_away_everywhere_or_nowhere(fabricate, apart, count, falls):
+    """They stood in a sentence alone, below a good verdict; of five secrets all may be among the first by chance."""
+    secrets = [SecretScore(index=i, rank=1 + apart * i, forms=256, member=True) for i in range(count)]
+    audit = one(fabricate, "exposure", "exposure", scores=secrets, stage="audit", threat="client/1")
+    rendered = Rendered([*controls(fabricate), *dp(fabricate, 0.1, 8.0), audit])
+    (verdict,) = rendered.sentence("secrets")
+    assert (verdict.fate == "falls") is falls is (rendered.settings[0.1]["gives"] == ["secrets"])
+    words = f"{BLIND}, gives secrets"
+    assert (
+        (rendered.settings[0.1]["verdict"] == words)
+        is (words in rendered.page)
+        is (words in rendered.terminal[0])
+        is falls
+    )
+    assert (rendered.answer.headline.tone == "good") is not falls
+    assert ("is not shown to expose" in verdict.sentence) is not falls
 
 
 def test_who_was_in_a_batch_of_table_rows_is_said_too(fabricate):

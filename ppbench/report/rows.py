@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ppbench.questions.base import question_for, question_of
+from ppbench.questions.exposure import EXPOSURE
 from ppbench.records.figure import Figured, best, grouped
 from ppbench.records.schema import USUAL_PROBE, Record, Utility
 from ppbench.report.controls import easiest, probe_words
@@ -144,6 +145,11 @@ def model_rows(records: Sequence[Record]) -> list[SettingRow]:
 def audit_rows(records: Sequence[Record]) -> list[SettingRow]:
     """Return the rows of all audits: one per defense, control value, adversary and audit."""
     return _rows(records, lambda r: r.config.stage == "audit" and bool(question_for(r).chapter))
+
+
+def secret_rows(records: Sequence[Record]) -> list[SettingRow]:
+    """Return the rows on secrets of texts that audits plant."""
+    return _rows(records, lambda r: r.metric(EXPOSURE.name) is not None)
 
 
 def judged_keys(keys: Iterable[Key], *preferred: Set[Key]) -> set[Key]:

@@ -31,6 +31,7 @@ Tone = Literal["info", "good", "warning", "error"]
 RECOVERED: tuple[tuple[str, tuple[Subject, ...]], ...] = (
     ("members", ("members", "canaries")),
     ("batch members", ("batch members",)),
+    ("secrets", ("secrets",)),
     ("outputs", ("outputs",)),
 )
 """What is recovered beside inputs and labels, and the subjects of findings that show it."""
