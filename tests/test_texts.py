@@ -1,5 +1,6 @@
 """Texts: what they say, how much of one came out, and what a gradient gives away of them."""
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -163,6 +164,32 @@ def test_a_file_of_texts_is_read_by_its_columns(tmp_path):
     assert "10 of 20 texts were cut to 8 tokens" in data.notes[1] and "column body, 2 classes of class" in data.notes[0]
     assert configure(defense="none", dataset=f"text:{path}").model == "transformer"
     assert configure(defense="none", dataset=f"text:{path}", model="gpt").model == "gpt"
+
+
+def test_a_class_called_none_is_one_and_rows_without_a_token_are_counted(tmp_path):
+    """Classes like None and NA went without a word, as pandas reads them; texts of nothing but padding were victims."""
+    path, rows = tmp_path / "mail.csv", [("see you", "None"), ("NA", "N/A"), ("all fine here", " ok")] * 8
+    rows += [("   ", "ok"), ("", "None"), ("no class", " ")]
+    path.write_bytes(("\ufefftext,my label\r\n" + "".join(f"{x},{y}\r\n" for x, y in rows)).encode())
+    data = open_dataset(f"text:{path}?label=my label&length=4", seed=0)
+    assert data.classes == 3 and "3 classes of my label: N/A, None, ok" in data.notes[0]
+    assert (
+        len(data.train) + len(data.test) == 24
+        and data.notes[1] == "3 of 27 rows have no text or no class and are left out"
+    )
+    pd.DataFrame({"text": [x for x, _ in rows], "label": [y for _, y in rows]}).to_parquet(tmp_path / "mail.parquet")
+    saved = open_dataset(f"text:{tmp_path / 'mail.parquet'}?length=4", seed=0)
+    assert saved.train.x.any(1).all() and saved.test.x.any(1).all() and len(saved.train) + len(saved.test) == 24
+
+
+def test_a_long_word_for_a_class_is_no_text(tmp_path):
+    path = tmp_path / "short.csv"
+    words = ["quite a positive sentiment", "quite a negative sentiment"]
+    path.write_text("text,label\n" + "".join(f"good {i},{words[i % 2]}\n" for i in range(20)))
+    assert "texts of column text, 2 classes of label" in open_dataset(f"text:{path}", seed=0).notes[0]
+    assert "texts of column text, 2 classes of label" in open_dataset(f"text:{path}?label=label", seed=0).notes[0]
+    with pytest.raises(UsageError, match="'text' cannot be both text and class"):
+        open_dataset(f"text:{path}?text=text&label=text", seed=0)
 
 
 @pytest.mark.parametrize(
