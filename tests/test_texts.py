@@ -1,5 +1,7 @@
 """Texts: what they say, how much of one came out, and what a gradient gives away of them."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
@@ -29,6 +31,7 @@ from ppbench.report.page.text_tables import MarkedText, TextSample, marked, text
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.task import make_task
+from ppbench.task.dataset import Split
 from ppbench.task.texts import encode_words, letters, word_tokens
 from ppbench.task.user_data import open_dataset
 from ppbench.verification.recheck import full_findings
@@ -344,6 +347,14 @@ def test_letters_are_read_word_for_word_off_one_gradient(data, model, count, fro
 def test_a_batch_of_four_is_sorted_into_its_letters(data):
     guess, shares = read(data, "transformer", 4, 10)  # 76 pairs of a token and a place lie among 608 that fit
     assert shares == [1.0] * 4 and guess.is_exact
+
+
+@pytest.mark.parametrize("model", ["transformer", "gpt"])
+def test_copies_of_a_text_in_one_batch_are_read_as_often_as_they_stand_there(data, model):
+    """No row tells copies apart: of an encoder the attack ended in an exception, and its cell without a figure."""
+    copies = Split(data.train.x[[10, 10]], data.train.y[[10, 10]], 4)
+    _, shares = read(replace(data, train=copies), model, 2)
+    assert shares == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("model", ["transformer", "gpt"])

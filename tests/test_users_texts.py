@@ -168,6 +168,7 @@ def test_a_decoder_gives_its_texts_away_to_the_last_token(count: int, tied: bool
     assert result.attack == "token_rows" and result.accuracy(ids) == [1.0] * count and result.y is None
     assert result.mismatch is not None and result.mismatch < 1e-9 and sorted(result.x.tolist()) == sorted(ids.tolist())
     assert result.solved_mismatch is not None and result.solved_mismatch < 1e-6
+    assert "the batch is larger" not in result.summary, "of each token a row adds to the rank"
 
 
 @pytest.mark.parametrize(
