@@ -168,7 +168,17 @@ def test_a_decoder_gives_its_texts_away_to_the_last_token(count: int, tied: bool
     assert result.attack == "token_rows" and result.accuracy(ids) == [1.0] * count and result.y is None
     assert result.mismatch is not None and result.mismatch < 1e-9 and sorted(result.x.tolist()) == sorted(ids.tolist())
     assert result.solved_mismatch is not None and result.solved_mismatch < 1e-6
-    assert "the batch is larger" not in result.summary, "of each token a row adds to the rank"
+
+
+def test_each_token_adds_to_the_rank_of_the_last_layer() -> None:
+    torch.manual_seed(0)
+    module, ids = users_texts.Decoder(60), torch.randint(2, 60, (3, 12))
+    module.out = nn.Linear(module.out.in_features, 60)
+    for batch, larger in ((3, False), (1, True)):
+        module.zero_grad()
+        about = {"loss": "next_token", "batch": batch, "planted": False}
+        result = ppbench.invert(module, next_token_gradient(module, ids), (12,), **about)
+        assert ("that of 3 examples or more: the batch is larger" in result.summary) is larger
 
 
 @pytest.mark.parametrize(
