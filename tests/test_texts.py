@@ -129,6 +129,12 @@ def test_padding_is_no_token_that_one_gets_right():
     assert TEXT.accuracy(torch.full((2,), torch.nan), torch.tensor([2.0, 3])) == 0.0
 
 
+def test_a_blind_guess_has_a_token_wherever_some_text_has_one():
+    """Padding stood where most texts had ended, which is never right: chance was too low for the long ones."""
+    public = torch.tensor([[2.0, 3, 0, 0], [2, 4, 0, 0], [5, 3, 7, 0]])
+    assert TEXT.blind_guess(public).tolist() == [2, 3, 7, 0]
+
+
 def test_guesses_are_matched_to_texts_by_tokens_in_place():
     truth = torch.tensor([[2.0, 3, 4], [5, 6, 7], [8, 9, 0]])
     assert TEXT.match(truth[[2, 0, 1]], truth, (0.0, 9.0)) == [1, 2, 0]

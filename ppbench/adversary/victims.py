@@ -249,7 +249,8 @@ def choose_candidates(
     known, trained = _joined([shards[c] for c in others]), torch.cat([shard.x.cpu() for shard in shards.values()])
     places = draw_places(len(known.x), len(test.x), count, seeds, are_among(test.x, trained))
     if not len(places.outside):
-        raise UsageError("Membership needs two test examples that no client trains on; there are fewer.")
+        right = "hold others out, or leave questions about members out (--stage init, attacks by name)"
+        raise UsageError(f"Membership needs two test examples that no client trains on, and there are fewer; {right}.")
     return places.candidates(known, test)
 
 
