@@ -11,6 +11,7 @@ from thief import answered_by
 from ppbench.adversary import isolated_worker as inside
 from ppbench.adversary.isolation import isolated_guesses
 from ppbench.adversary.leaks import leaks
+from ppbench.adversary.victims import choose_candidates
 from ppbench.attacks.membership.references import LiRA
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_plugin
@@ -47,6 +48,37 @@ def population(**options):
 
 def rows(*parts: torch.Tensor) -> list[bytes]:
     return [bytes(row.contiguous().numpy().tobytes()) for part in parts for row in part.flatten(1)]
+
+
+@pytest.fixture
+def repeated(tmp_path):
+    """Return the options of texts of which each stands five times in the file, in both parts, and 40 others once."""
+    said = [(f"meet me at {i} in room {i % 7}", "work") for i in range(30)] * 5
+    said += [(f"you won {i} euros", "spam") for i in range(30)] * 5
+    said += [(f"number {i} of one", "work" if i % 2 else "spam") for i in range(40)]
+    (tmp_path / "mail.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in said))
+    return dict(
+        dataset=f"text:{tmp_path / 'mail.csv'}?length=8", model="transformer", model_options={}, train=None, public=0.0
+    )
+
+
+def test_a_duplicate_of_what_is_trained_on_is_no_candidate_that_is_left_out(repeated):
+    """Such records counted as non-members, and members seemed to be hidden."""
+    experiment = resolve(config(**repeated))
+    totals, task = populate(experiment), experiment.task
+    average = torch.tensor([family == AVERAGE for family in totals.candidates.family])
+    trained = {*rows(*(data.x for data in totals.shards(0).values()))}
+    out = rows(totals.candidates.x[average & ~totals.keep[0]])
+    assert len(out) > 5 and not trained & {*out}
+    asked = choose_candidates(task.shards, task.test, 40, Seeds(0))
+    assert len(asked.x) > 3 and not {*rows(*(d.x for d in task.shards.values()))} & {*rows(asked.x[~asked.member])}
+    assert (
+        "test examples are training examples too: accuracy counts them, questions about members pass"
+        in experiment.notes[-1]
+    )
+    assert resolve(config()).notes == ()
+    with pytest.raises(UsageError, match="two test examples that no client trains on"):
+        choose_candidates(task.shards, task.shards[1], 4, Seeds(0))
 
 
 # -- who is in which run ---------------------------------------------------------------------------------------------

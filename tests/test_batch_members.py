@@ -64,6 +64,10 @@ def test_candidates_are_victims_and_as_many_others_in_an_order_that_tells_nothin
     assert int(made.member.sum()) == 24 and len(made.x) == 48 and made.digest() == again.digest()
     truth = {tuple(row) for unit in victims.units for row in victims.truth(unit).x.flatten(1).tolist()}
     assert [tuple(row) in truth for row in made.x.flatten(1).tolist()] == made.member.tolist()
+    twice = type(data)(torch.cat([victims.truth(u).x for u in victims.units] + [test.x[:9]]), torch.cat(
+        [victims.truth(u).y for u in victims.units] + [test.y[:9]]))  # fmt: skip
+    few = beside(victims, twice, Seeds(0))  # a victim's record is one of the batch, whatever part it stands in
+    assert [tuple(row) in truth for row in few.x.flatten(1).tolist()] == few.member.tolist() and len(few.x) == 18
     for half in (0, 1):
         assert int(made.member[made.half == half].sum()) == 12
     places = made.member.nonzero().flatten().double()

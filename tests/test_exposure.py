@@ -19,6 +19,7 @@ from ppbench.defenses.none import NoDefense
 from ppbench.metrics.text import FACT
 from ppbench.questions.exposure import Exposure, SecretScore, bits, chance_bits, score_secrets
 from ppbench.records.figure import Terms
+from ppbench.report.verdict import verdicts
 from ppbench.run import evaluation
 from ppbench.run.audit.population import populate
 from ppbench.run.audit.runs import PointAudit, Refused
@@ -149,9 +150,10 @@ def test_an_evaluation_says_by_how_many_bits_and_noise_exposes_nothing(tmp_path)
     records = {record.config.defense.id: record for record in made.records}
     assert records["dp"].metric("exposure").low > 2 * records["dp"].metric("exposure").chance
     assert records["full_noise"].metric("exposure").low < records["full_noise"].metric("exposure").chance
-    sentences = Exposure().sentences("dp", made.records)
-    assert len(sentences) == 1 and "names and numbers by" in sentences[0] and "of 8 bits" in sentences[0]
-    assert "undefended" in sentences[0] and "undefended" not in Exposure().sentences("none", made.records)[0]
+    (dp,), (none,) = ([v for v in verdicts(name, made.records) if v.question == "secrets"] for name in ("dp", "none"))
+    assert dp.fate == none.fate == "falls" and "exposes its names and numbers by" in dp.sentence
+    assert "of 8 bits" in dp.sentence and "undefended" in dp.sentence and "undefended" not in none.sentence
+    assert [one["gives"] for one in made.answer.as_dict()["settings"]] == [["secrets"]]
     page = (tmp_path / "out" / "leaderboard.html").read_text()
     assert "Training on a text exposes" in page and "<dt>Exposure</dt>" in page
 

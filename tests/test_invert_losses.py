@@ -494,6 +494,6 @@ def test_a_larger_batch_than_stated_is_said(examples: int, batch: int, digits: D
     case = Case(perceptron, CE, options={"batch": batch, "attack": "analytic"}, examples=examples)
     result, *_ = inverted(case, digits)
     assert result.least_batch == examples
-    assert (f"has rank {examples}, more than 1 example can give: the batch is larger" in result.summary) == (
+    assert (f"gradient is that of {examples} examples or more: the batch is larger" in result.summary) == (
         batch < examples
     )

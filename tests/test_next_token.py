@@ -110,6 +110,14 @@ def test_what_does_not_fit_is_refused_in_one_sentence(about: dict[str, Any], wor
         make_task(configure(**{"defense": "none", "loss": "next_token", **about}))
 
 
+def test_texts_of_one_token_have_no_next_one(tmp_path: Any) -> None:
+    """Such a training ended in an error of ppbench's own, after its first cells."""
+    (tmp_path / "words.csv").write_text("text,label\n" + "".join(f"word{'ab'[i % 2]},{i % 2}\n" for i in range(20)))
+    about: dict[str, Any] = dict(defense="none", dataset=f"text:{tmp_path / 'words.csv'}?length=4", loss="next_token")
+    with pytest.raises(UsageError, match=r"a part without a text of two tokens.*; use longer texts, or another --loss"):
+        make_task(configure(**about))
+
+
 def test_every_attack_either_needs_no_classes_or_is_left_out(task: Task) -> None:
     suited = {name for name, attack in load_all("attacks").items() if attack().suits(task.plan)}
     assert {"token_rows", "dlg", "lamp", "adaptive_server", "adaptive_dp", "mia_loss", "mia_min_k", "mia_lira",

@@ -8,6 +8,7 @@ import pytest
 from ppbench.claims.check import check_claims
 from ppbench.claims.claim import Claim
 from ppbench.commands.terminal import defense_table, glance
+from ppbench.questions.exposure import SecretScore
 from ppbench.questions.membership import BatchScore
 from ppbench.records.schema import Flag
 from ppbench.report.controls import Check
@@ -156,6 +157,33 @@ def test_what_only_a_larger_batch_shows_falls_in_the_headline_too(fabricate):
         assert "batch 8" in rendered.answer.tables[0].scene
 
 
+@pytest.mark.parametrize(
+    ("where", "before"),
+    [(dict(stage="final"), "Before training, "), (dict(batch=8), "In batches of 1, ")],
+    ids=["after training", "a larger batch"],
+)
+def test_what_leaks_in_one_scene_stands_in_none(fabricate, where, before):
+    """Noise in the first round alone made a good verdict, above a sentence that images are rebuilt after training."""
+    late = [*controls(fabricate, **where), *dp(fabricate, 0.1, 34.0, **where)]
+    rendered = Rendered([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *late])
+    setting, verdicts = rendered.settings[0.1], rendered.sentence("pixels", 0.1)
+    assert (setting["level"], setting["fate"], setting["verdict"]) == ("rebuilt", "leaks", "rebuilt by adaptive_dp")
+    assert [one.fate for one in verdicts] == ["falls", "stands"]
+    assert verdicts[1].sentence.startswith(f"{before}the attacks tried here see no more of images than a blind guess")
+    assert rendered.answer.headline.tone == "error" and "images rebuilt at 35 dB" in rendered.answer.headline.words
+
+
+def test_who_breaks_down_where_the_undefended_model_falls_does_not_stand(fabricate):
+    """A defense that crashes on trained weights stood by what it did before training."""
+    final = dict(stage="final", status="failed")
+    late = [*controls(fabricate, stage="final"), *dp(fabricate, 0.1, 8.0, **final)]
+    rendered = Rendered([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *late])
+    assert rendered.settings[0.1]["verdict"] == "undecided, attacks failed"
+    resisted = [one for one in late if one.config.defense.id != "none"]
+    rendered = Rendered([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *resisted])
+    assert rendered.settings[0.1]["verdict"] == BLIND, "there nothing shows that anything could be read"
+
+
 def test_each_control_value_is_judged_where_it_was_attacked(fabricate):
     rendered = Rendered([*controls(fabricate), *controls(fabricate, batch=8), *dp(fabricate, 0.1, 8.0),
                  *dp(fabricate, 1.0, 34.0, batch=8)])  # fmt: skip
@@ -184,6 +212,39 @@ def test_who_was_in_a_batch_is_given_away_everywhere_or_nowhere(fabricate, share
     assert (setting["verdict"] == words) is (words in rendered.page) is (words in rendered.terminal[0]) is falls
     assert (rendered.answer.headline.tone == "good") is not falls
     assert ("batch members" in rendered.answer.headline.words) is falls
+
+
+def test_labels_and_batch_members_that_one_scene_gives_away_are_given_away(fabricate):
+    """Found after training, nothing was said of them, because nothing is found before it."""
+    early = [one(fabricate, "label_recovery", "label", 0.1), in_batch(fabricate, "dp", 0.5, 0.1)]
+    late = [one(fabricate, "label_recovery", "label", 1.0, stage="final"),
+            in_batch(fabricate, "dp", 1.0, 0.1, stage="final")]  # fmt: skip
+    plain = [in_batch(fabricate, "none", 1.0, **where) for where in ({}, dict(stage="final"))]
+    rendered = Rendered([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *plain, *early, *late])
+    assert rendered.settings[0.1]["gives"] == ["labels", "batch members"]
+    assert [v.fate for v in rendered.sentence("members")] == ["falls"]
+    assert "reveals who was in a batch of 1 after training (mia_upload" in rendered.sentence("members")[0].sentence
+    rendered = Rendered([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *plain, *early])
+    assert rendered.settings[0.1]["gives"] == []
+
+
+@pytest.mark.parametrize(("apart", "count", "falls"), [(0, 12, True), (20, 12, False), (0, 5, False)])
+def test_exposed_secrets_are_given_away_everywhere_or_nowhere(fabricate, apart, count, falls):
+    """They stood in a sentence alone, below a good verdict; of five secrets all may be among the first by chance."""
+    secrets = [SecretScore(index=i, rank=1 + apart * i, forms=256, member=True) for i in range(count)]
+    audit = one(fabricate, "exposure", "exposure", scores=secrets, stage="audit", threat="client/1")
+    rendered = Rendered([*controls(fabricate), *dp(fabricate, 0.1, 8.0), audit])
+    (verdict,) = rendered.sentence("secrets")
+    assert (verdict.fate == "falls") is falls is (rendered.settings[0.1]["gives"] == ["secrets"])
+    words = f"{BLIND}, gives secrets"
+    assert (
+        (rendered.settings[0.1]["verdict"] == words)
+        is (words in rendered.page)
+        is (words in rendered.terminal[0])
+        is falls
+    )
+    assert (rendered.answer.headline.tone == "good") is not falls
+    assert ("is not shown to expose" in verdict.sentence) is not falls
 
 
 def test_who_was_in_a_batch_of_table_rows_is_said_too(fabricate):

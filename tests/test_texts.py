@@ -1,5 +1,8 @@
 """Texts: what they say, how much of one came out, and what a gradient gives away of them."""
 
+from dataclasses import replace
+
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,6 +31,7 @@ from ppbench.report.page.text_tables import MarkedText, TextSample, marked, text
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.task import make_task
+from ppbench.task.dataset import Split
 from ppbench.task.texts import encode_words, letters, word_tokens
 from ppbench.task.user_data import open_dataset
 from ppbench.verification.recheck import full_findings
@@ -125,6 +129,12 @@ def test_padding_is_no_token_that_one_gets_right():
     assert TEXT.accuracy(torch.full((2,), torch.nan), torch.tensor([2.0, 3])) == 0.0
 
 
+def test_a_blind_guess_has_a_token_wherever_some_text_has_one():
+    """Padding stood where most texts had ended, which is never right: chance was too low for the long ones."""
+    public = torch.tensor([[2.0, 3, 0, 0], [2, 4, 0, 0], [5, 3, 7, 0]])
+    assert TEXT.blind_guess(public).tolist() == [2, 3, 7, 0]
+
+
 def test_guesses_are_matched_to_texts_by_tokens_in_place():
     truth = torch.tensor([[2.0, 3, 4], [5, 6, 7], [8, 9, 0]])
     assert TEXT.match(truth[[2, 0, 1]], truth, (0.0, 9.0)) == [1, 2, 0]
@@ -163,6 +173,32 @@ def test_a_file_of_texts_is_read_by_its_columns(tmp_path):
     assert "10 of 20 texts were cut to 8 tokens" in data.notes[1] and "column body, 2 classes of class" in data.notes[0]
     assert configure(defense="none", dataset=f"text:{path}").model == "transformer"
     assert configure(defense="none", dataset=f"text:{path}", model="gpt").model == "gpt"
+
+
+def test_a_class_called_none_is_one_and_rows_without_a_token_are_counted(tmp_path):
+    """Classes like None and NA went without a word, as pandas reads them; texts of nothing but padding were victims."""
+    path, rows = tmp_path / "mail.csv", [("see you", "None"), ("NA", "N/A"), ("all fine here", " ok")] * 8
+    rows += [("   ", "ok"), ("", "None"), ("no class", " ")]
+    path.write_bytes(("\ufefftext,my label\r\n" + "".join(f"{x},{y}\r\n" for x, y in rows)).encode())
+    data = open_dataset(f"text:{path}?label=my label&length=4", seed=0)
+    assert data.classes == 3 and "3 classes of my label: N/A, None, ok" in data.notes[0]
+    assert (
+        len(data.train) + len(data.test) == 24
+        and data.notes[1] == "3 of 27 rows have no text or no class and are left out"
+    )
+    pd.DataFrame({"text": [x for x, _ in rows], "label": [y for _, y in rows]}).to_parquet(tmp_path / "mail.parquet")
+    saved = open_dataset(f"text:{tmp_path / 'mail.parquet'}?length=4", seed=0)
+    assert saved.train.x.any(1).all() and saved.test.x.any(1).all() and len(saved.train) + len(saved.test) == 24
+
+
+def test_a_long_word_for_a_class_is_no_text(tmp_path):
+    path = tmp_path / "short.csv"
+    words = ["quite a positive sentiment", "quite a negative sentiment"]
+    path.write_text("text,label\n" + "".join(f"good {i},{words[i % 2]}\n" for i in range(20)))
+    assert "texts of column text, 2 classes of label" in open_dataset(f"text:{path}", seed=0).notes[0]
+    assert "texts of column text, 2 classes of label" in open_dataset(f"text:{path}?label=label", seed=0).notes[0]
+    with pytest.raises(UsageError, match="'text' cannot be both text and class"):
+        open_dataset(f"text:{path}?text=text&label=text", seed=0)
 
 
 @pytest.mark.parametrize(
@@ -323,6 +359,14 @@ def test_letters_are_read_word_for_word_off_one_gradient(data, model, count, fro
 def test_a_batch_of_four_is_sorted_into_its_letters(data):
     guess, shares = read(data, "transformer", 4, 10)  # 76 pairs of a token and a place lie among 608 that fit
     assert shares == [1.0] * 4 and guess.is_exact
+
+
+@pytest.mark.parametrize("model", ["transformer", "gpt"])
+def test_copies_of_a_text_in_one_batch_are_read_as_often_as_they_stand_there(data, model):
+    """No row tells copies apart: of an encoder the attack ended in an exception, and its cell without a figure."""
+    copies = Split(data.train.x[[10, 10]], data.train.y[[10, 10]], 4)
+    _, shares = read(replace(data, train=copies), model, 2)
+    assert shares == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("model", ["transformer", "gpt"])

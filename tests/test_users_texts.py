@@ -170,6 +170,17 @@ def test_a_decoder_gives_its_texts_away_to_the_last_token(count: int, tied: bool
     assert result.solved_mismatch is not None and result.solved_mismatch < 1e-6
 
 
+def test_each_token_adds_to_the_rank_of_the_last_layer() -> None:
+    torch.manual_seed(0)
+    module, ids = users_texts.Decoder(60), torch.randint(2, 60, (3, 12))
+    module.out = nn.Linear(module.out.in_features, 60)
+    for batch, larger in ((3, False), (1, True)):
+        module.zero_grad()
+        about = {"loss": "next_token", "batch": batch, "planted": False}
+        result = ppbench.invert(module, next_token_gradient(module, ids), (12,), **about)
+        assert ("that of 3 examples or more: the batch is larger" in result.summary) is larger
+
+
 @pytest.mark.parametrize(
     ("module", "about", "words"),
     [
@@ -218,7 +229,9 @@ def test_federate_trains_a_network_of_texts_and_its_server_reads_them(data: Data
 def test_federate_refuses_token_numbers_beyond_the_embedding_and_of_networks_of_rows(data: Dataset) -> None:
     ids, labels = data.train.x[:8].long(), torch.zeros(8, dtype=torch.int64)
     none = ppbench.load_defense("none")
-    with pytest.raises(UsageError, match=r"outside of data_range=\(0, 99\)"):
+    with pytest.raises(
+        UsageError, match=r"Token numbers go from 0 to \d+; the network's embedding has those from 0 to 99\."
+    ):
         ppbench.federate(none, users_texts.Encoder(4, 100), [(ids, labels)])
     with pytest.raises(UsageError, match="answers every token of a text"):
         ppbench.federate(none, users_texts.Decoder(60), [(ids.clamp(max=59), labels)])

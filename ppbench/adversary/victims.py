@@ -215,19 +215,43 @@ class Candidates:
         return Challenge((), 1, x=x, labels=labels, known=known, references=references)
 
 
+KEYED_AT_ONCE = 4096
+"""Inputs of which keys are made at a time."""
+
+
+def input_keys(x: Tensor) -> Tensor:
+    """Return [N] int64 that are equal for equal inputs x [N, *shape] float32, and else by a chance of 2^-64."""
+    generator, keys = torch.Generator().manual_seed(0), list[Tensor]()
+    odd = torch.randint(-(2**62), 2**62, (x[0].numel() if len(x) else 0,), generator=generator) * 2 + 1
+    for part in x.cpu().split(KEYED_AT_ONCE):
+        bits = (part.flatten(1).float() + 0.0).contiguous().view(torch.int32).long()  # -0.0 and 0.0 are equal
+        keys.append((bits * odd).sum(1))
+    return torch.cat(keys) if keys else torch.zeros(0, dtype=torch.int64)
+
+
+def are_among(x: Tensor, known: Tensor) -> Tensor:
+    """Return [N] bool: which inputs x [N, *shape] stand in `known` [M, *shape] too, value by value."""
+    return torch.isin(input_keys(x), input_keys(known))
+
+
 def choose_candidates(
     shards: Mapping[int, Data], test: Data, count: int, seeds: Seeds, threat: ThreatModel = CURIOUS_CLIENT
 ) -> Candidates:
     """Draw up to `count` members (data of clients that are not curious) and as many others; halves are balanced.
 
-    Where uploads are seen these are the clients that one curious client would ask about.
+    Where uploads are seen these are the clients that one curious client would ask about. Others are test records whose
+    input no client has: a duplicate was trained on, whatever part it stands in.
     """
     curious = CURIOUS_CLIENT if threat.sees_uploads else threat
     others = [c for c in sorted(shards) if not curious.has(c)]
     if not others or len(shards) < curious.fewest:
         raise UsageError(f"Membership needs the records of other clients; use at least {curious.fewest} clients.")
-    known = _joined([shards[c] for c in others])
-    return draw_places(len(known.x), len(test.x), count, seeds).candidates(known, test)
+    known, trained = _joined([shards[c] for c in others]), torch.cat([shard.x.cpu() for shard in shards.values()])
+    places = draw_places(len(known.x), len(test.x), count, seeds, are_among(test.x, trained))
+    if not len(places.outside):
+        right = "hold others out, or leave questions about members out (--stage init, attacks by name)"
+        raise UsageError(f"Membership needs two test examples that no client trains on, and there are fewer; {right}.")
+    return places.candidates(known, test)
 
 
 @dataclass(frozen=True)
@@ -246,23 +270,33 @@ class CandidatePlaces:
         )
 
 
-def draw_places(members: int, others: int, count: int, seeds: Seeds) -> CandidatePlaces:
-    """Draw up to `count` of so many members, an even number, and as many of so many others."""
-    n = min(count, members, others) // 2 * 2
+def draw_places(members: int, others: int, count: int, seeds: Seeds, seen: Tensor | None = None) -> CandidatePlaces:
+    """Draw up to `count` of so many members, an even number, and as many of so many others.
+
+    seen: [others] bool, others that are passed over.
+    """
+    outside = torch.randperm(others, generator=seeds.generator("candidates", "other"))
+    outside = outside if seen is None else outside[~seen[outside]]
+    n = min(count, members, len(outside)) // 2 * 2
     return CandidatePlaces(
         inside=torch.randperm(members, generator=seeds.generator("candidates", "member"))[:n],
-        outside=torch.randperm(others, generator=seeds.generator("candidates", "other"))[:n],
+        outside=outside[:n],
         order=torch.randperm(2 * n, generator=seeds.generator("candidates", "order")),  # it must reveal nothing
     )
 
 
 def beside(victims: Victims, test: Data, seeds: Seeds) -> Candidates:
-    """Return the victims' records as members and as many `test` records as non-members, in balanced halves."""
+    """Return the victims' records as members and as many `test` records as non-members, in balanced halves.
+
+    Test records that are some victim's are passed over.
+    """
     own = _joined([victims.truth(unit) for unit in victims.units])
-    n = min(len(own.x), len(test.x))
+    outside = torch.randperm(len(test.x), generator=seeds.generator("batch candidates", "other", victims.batch))
+    outside = outside[~are_among(test.x, own.x)[outside]]
+    n = min(len(own.x), len(outside))
     order = torch.randperm(2 * n, generator=seeds.generator("batch candidates", "order", victims.batch))
-    outside = torch.randperm(len(test.x), generator=seeds.generator("batch candidates", "other", victims.batch))[:n]
-    return _mixed(Data(own.x[:n], own.y[:n]), Data(test.x[outside].cpu(), test.y[outside].cpu()), order)
+    others = Data(test.x[outside[:n]].cpu(), test.y[outside[:n]].cpu())
+    return _mixed(Data(own.x[:n], own.y[:n]), others, order)
 
 
 def _mixed(members: Data, others: Data, order: Tensor) -> Candidates:

@@ -29,7 +29,7 @@ from ppbench.report.findings import members_fate, outputs_fate
 from ppbench.report.frame import SERIES, SETTING, Key, frame_of, key_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import LEVEL_WORDS, Leak, leaks_of
-from ppbench.report.rows import Sides, judged_keys
+from ppbench.report.rows import Sides, judged_leaks
 from ppbench.report.words import STAGES, figure_text
 from ppbench.report.worst import Measured, attack_of
 
@@ -141,13 +141,13 @@ def _scene_words(worst: Measured, undefended: str) -> str:
 
 
 def _leaks(case: ClaimCase, views: Sequence[str]) -> dict[Key, Leak]:
-    """Return the leaks of images to some views in the settings of a claim, each in its easiest scene."""
+    """Return the leaks of images to some views in the settings of a claim, each in its judged scene."""
     settings = {key_of(r.config).only(SETTING) for r in case.mine}
     failed = [r for r in case.everything if r.status == "failed" and key_of(r.config).only(SETTING) in settings]
     every = leaks_of([*case.mine, *case.none, *failed], Knowledge.of(case.everything))
     images = [r for r in case.mine if question_for(r).inputs and modality_of(r.config).decibels]
     seen = [key_of(r.config).only(SETTING) for r in images if r.config.threat_model.id in views]
-    judged = judged_keys(dict.fromkeys(seen))
+    judged = judged_leaks({key: every[key] for key in seen})
     return {key: every[key] for key in seen if key in judged}
 
 

@@ -491,8 +491,11 @@ class TextInput(Modality):
         return share_in_place(tokens_of(guess), tokens_of(truth))
 
     def blind_guess(self, examples: Tensor) -> Tensor:
-        """Return the most frequent token at each place."""
-        return examples.mode(0).values
+        """Return the most frequent token at each place of the texts that reach it: padding is never right."""
+        import torch
+
+        places = [column[column != PADDING] for column in examples.T]
+        return torch.stack([some.mode().values if len(some) else examples.new_tensor(PADDING) for some in places])
 
     def match(self, guess: Tensor, truth: Tensor, data_range: DataRange) -> list[int]:
         """Return each true text's guess, both [B, length]: most tokens in place, all together."""

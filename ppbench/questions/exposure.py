@@ -135,38 +135,8 @@ class Exposure(Question):
         return (hits / len(inside), len(inside), 0.5) if inside else None
 
     def sentences(self, defense: str, records: Sequence[Record]) -> list[str]:
-        """Return a sentence for each audited setting of a defense, with the undefended model beside."""
-        undefended = [record for record in records if record.config.defense.id == "none"]
-        beside = "" if defense == "none" else _beside(undefended)
-        audited = (record for record in records if record.config.defense.id == defense)
-        return [_sentence(record, beside) for record in audited if _value(record, EXPOSURE) is not None]
-
-
-def _value(record: Record, spec: MetricSpec) -> float | None:
-    metric = record.metric(spec.name)
-    return None if metric is None else metric.value
-
-
-def _beside(undefended: Sequence[Record]) -> str:
-    values = [value for record in undefended if (value := _value(record, EXPOSURE)) is not None]
-    return f"undefended {max(values):.1f}, " if values else ""
-
-
-def _sentence(record: Record, beside: str) -> str:
-    metric, first, absent = (
-        record.metric(EXPOSURE.name),
-        *(_value(record, s) for s in (SECRETS_FIRST, EXPOSURE_ABSENT)),
-    )
-    assert metric is not None and metric.chance is not None
-    control, secrets = record.config.defense.control, [s for s in record.victims if isinstance(s, SecretScore)]
-    at = "" if control is None else f" ({control.name}={control.value:g})"
-    ends = "" if metric.low is None else f" [{metric.low:.1f}, {metric.high:.1f}]"
-    alone = "" if absent is None else f"absent texts {absent:.1f}, "
-    return (
-        f"[{record.config.threat_model.id}] In an audit{at}: Training on a text exposes its names and numbers by "
-        f"{metric.value:.1f}{ends} of {math.log2(secrets[0].forms):g} bits; {first or 0.0:.0%} of {metric.n} planted "
-        f"texts are ranked first of {secrets[0].forms} forms ({beside}{alone}chance {metric.chance:.1f} bits)."
-    )
+        """Return none: exposure is a finding (`ppbench.report.findings`), whose verdict says it."""
+        return []
 
 
 def _mean(scores: Sequence[SecretScore], seed: int) -> Estimate:

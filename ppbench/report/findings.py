@@ -1,4 +1,4 @@
-"""What settings give away beside inputs: who was in a batch, members, canaries, the true model's outputs.
+"""What settings give away beside inputs: who was in a batch, members, canaries, secrets, the true model's outputs.
 
 Each is judged here once; the table of settings, JSON and sentences read it. A figure is judged as the largest of all
 cells of its question on the defense in that scene, over its control values, since the largest is what is reported. Also
@@ -15,13 +15,14 @@ from typing import Any, Literal
 from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.epsilon import success_bound
 from ppbench.metrics.intervals import CONFIDENCE, lower_bound
+from ppbench.questions.exposure import EXPOSURE
 from ppbench.questions.membership import ASR, AUC, BATCH_ASR, CANARY_AUC
 from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, gallery_size, successes_of
 from ppbench.records.figure import Figured, best, grouped
 from ppbench.records.schema import Record
-from ppbench.report.controls import BELIED, above_chance, value, widened
+from ppbench.report.controls import BELIED, above_chance, exceeds_chance, value, widened
 from ppbench.report.frame import EVALUATION, Key, frame_of
-from ppbench.report.leak import Leak, Level
+from ppbench.report.leak import FEWEST_UNITS, Leak, Level
 from ppbench.report.learning import learning_of
 from ppbench.report.rows import (
     SettingRow,
@@ -30,6 +31,7 @@ from ppbench.report.rows import (
     extraction_metric_of,
     judged_keys,
     model_rows,
+    secret_rows,
     upload_rows,
 )
 from ppbench.report.worst import Measured, attack_of, cell_of
@@ -42,7 +44,7 @@ Fate = Literal["falls", "stands", "undecided"]
 """What a judgment comes to: something is shown to leak, it is shown not to, or neither."""
 ModelFate = Literal["falls", "part", "stands", "undecided"]
 """The same of one attacker on a model: outputs may be read in part."""
-Subject = Literal["batch members", "members", "canaries", "outputs"]
+Subject = Literal["batch members", "members", "canaries", "secrets", "outputs"]
 
 
 def fate_of(level: Level) -> Fate:
@@ -159,7 +161,10 @@ def findings_of(records: Sequence[Record]) -> list[Finding]:
     """
     every: list[Finding] = []
     for some in frame_of(records).by(EVALUATION).values():
-        judges = ((_in_batches, upload_rows(some)), (_of_models, model_rows(some)), (_of_audits, audit_rows(some)))
+        judges = (
+            (_in_batches, upload_rows(some)), (_of_models, model_rows(some)), (_of_audits, audit_rows(some)),
+            (_of_secrets, secret_rows(some)),
+        )  # fmt: skip
         defenses = dict.fromkeys(r.config.defense.id for r in some)
         own = [one for name in defenses for judge, rows in judges for one in judge(name, rows)]
         learned = next((learning_of(r.utility) for r in some if r.config.defense.id == "none"), None)
@@ -184,11 +189,14 @@ def _view(row: SettingRow) -> tuple[object, ...]:
 
 
 def _in_batches(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
-    """Yield what uploads reveal of who was in a batch, at each setting's easiest scene."""
+    """Yield what uploads reveal of who was in a batch, in the scene of each setting where they do, else the easiest."""
     name = BATCH_ASR.name
     attacked = [row for row in rows if row.top(name) is not None]
-    judged = judged_keys(row.key for row in attacked if row.key.defense == defense)
-    own = [row for row in attacked if row.key in judged]
+    own = [row for row in attacked if row.key.defense == defense]
+    tried = sum(value(record, name) is not None for row in own for record in row.records)
+    revealing = {row.key for row in own if above_chance(row.top(name), name, tried)}
+    judged = judged_keys((row.key for row in own), revealing)
+    own = [row for row in own if row.key in judged]
     for mine in grouped(own, lambda row: (*_view(row), row.key.role)).values():
         beside = [r.top(name) for r in attacked if r.key.defense == "none" and _view(r) == _view(mine[0])]
         undefended = Undefended(None if defense == "none" else next(iter(beside), None))
@@ -292,6 +300,20 @@ def _of_audits(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
                 yield Finding(row, "canaries", name, became, sides, tried, undefended)
 
 
+def _of_secrets(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
+    """Yield whether audits find that training exposes the secrets of planted texts: by more bits than chance."""
+    name = EXPOSURE.name
+    for _, mine, none in audits_of(defense, rows):
+        undefended = Undefended(None if none is None else none.top(name))
+        tried = sum(value(record, name) is not None for row in mine for record in row.records)
+        for row in mine:
+            sides = Sides.of(row.records, name)
+            metric = None if sides.worst is None else sides.worst.metric(name)
+            if metric is not None:
+                exposed = metric.n >= FEWEST_UNITS and exceeds_chance(metric, tried)
+                yield Finding(row, "secrets", name, "falls" if exposed else "undecided", sides, tried, undefended)
+
+
 def family_metrics(rows: Sequence[SettingRow]) -> list[str]:
     """Return the names of the AUCs of single families of canaries: the worst family counts."""
     names = (metric.name for row in rows for record in row.records for metric in record.metrics)
@@ -384,9 +406,9 @@ def _noun(record: Record, name: str) -> str:
 class Verdict:
     """The verdict on one question; sentences, terminal, page and JSON use it.
 
-    question: "pixels", "rows", "labels", "members", "outputs", "audit", "guarantee", "usability", or of another
-    package; fate: None where figures are only reported; settings: keys by `SETTING`; strongest: the source of the
-    figures; metric: the one that decides, or ""; leak: for inputs, that of the strongest figure.
+    question: "pixels", "rows", "labels", "members", "outputs", "secrets", "audit", "guarantee", "usability", or of
+    another package; fate: None where figures are only reported; settings: keys by `SETTING`; strongest: the source of
+    the figures; metric: the one that decides, or ""; leak: for inputs, that of the strongest figure.
     """
 
     defense: str

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
 from ppbench.questions.base import question_for, question_of
+from ppbench.questions.exposure import EXPOSURE
 from ppbench.records.figure import Figured, best, grouped
 from ppbench.records.schema import USUAL_PROBE, Record, Utility
 from ppbench.report.controls import easiest, probe_words
@@ -146,10 +147,32 @@ def audit_rows(records: Sequence[Record]) -> list[SettingRow]:
     return _rows(records, lambda r: r.config.stage == "audit" and bool(question_for(r).chapter))
 
 
-def judged_keys(keys: Iterable[Key]) -> set[Key]:
-    """Return those settings whose scene is the easiest of its training, adversary, probe and role (see `easiest`)."""
+def secret_rows(records: Sequence[Record]) -> list[SettingRow]:
+    """Return the rows on secrets of texts that audits plant."""
+    return _rows(records, lambda r: r.metric(EXPOSURE.name) is not None)
+
+
+def judged_keys(keys: Iterable[Key], *preferred: Set[Key]) -> set[Key]:
+    """Return those settings whose scene is judged for its training, adversary, probe and role: the easiest (`easiest`).
+
+    preferred: settings whose scenes come first, where there are any: what leaks in one scene is hidden in none.
+    """
     groups = grouped(keys, lambda key: key.only((*TRAINED, "threat", "auxiliary", "probing", "role")))
-    return {key for some in groups.values() for key in easiest(some, lambda key: (key.stage, key.batch))}
+    judged = set[Key]()
+    for some in groups.values():
+        first = next((own for these in preferred if (own := [key for key in some if key in these])), some)
+        judged |= {*easiest(first, lambda key: (key.stage, key.batch))}
+    return judged
+
+
+def judged_leaks(leaks: Mapping[Key, Leak]) -> set[Key]:
+    """Return the settings, by `SETTING`, in whose scene inputs are judged: where they leak, else the easiest.
+
+    Nothing withstands whose attacks failed in some scene where the undefended model falls: it comes before the easiest.
+    """
+    falling = {key for key, leak in leaks.items() if leak.falls}
+    failed = {key for key, leak in leaks.items() if leak.lacking and leak.undefended and leak.undefended.falls}
+    return judged_keys(leaks, falling, failed)
 
 
 def probe_text(row: SettingRow, beside: Iterable[SettingRow]) -> str:

@@ -1,8 +1,8 @@
 """The setting: a defense at one control value over all its seeds, judged once for page, terminal, JSON and headline.
 
-A setting is judged by the worst case in the scene where attacks have it easiest (`easiest`), over all adversaries and
-roles, beside the undefended model of the same scene, and by what is given away beside inputs (`findings_of`). Nothing
-is concluded where controls fail.
+A setting is judged by the worst case in one scene (`judged_leaks`: where inputs leak, else where attacks have it
+easiest), over all adversaries and roles, beside the undefended model of the same scene, and by what is given away
+beside inputs (`findings_of`). Nothing is concluded where controls fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ppbench.report.findings import Fate, Finding, Refutation, Subject
 from ppbench.report.frame import EVALUATION, SETTING, TRAINED, Key
 from ppbench.report.leak import LEVEL_WORDS, SEVERITY, Leak
 from ppbench.report.learning import Learning, LearningState, is_usable, learning_of, mean_of, points_lost
-from ppbench.report.rows import judged_keys
+from ppbench.report.rows import judged_keys, judged_leaks
 from ppbench.report.words import key_differences
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
@@ -31,6 +31,7 @@ Tone = Literal["info", "good", "warning", "error"]
 RECOVERED: tuple[tuple[str, tuple[Subject, ...]], ...] = (
     ("members", ("members", "canaries")),
     ("batch members", ("batch members",)),
+    ("secrets", ("secrets",)),
     ("outputs", ("outputs",)),
 )
 """What is recovered beside inputs and labels, and the subjects of findings that show it."""
@@ -91,11 +92,7 @@ class SeedValue:
 
         The share of the commonest class counts as chance where it is larger.
         """
-        tried = 0 if self.labelled is None else len(self.labelled.records)
-        if self.labels is None or not above_chance(self.labels, "label_accuracy", tried):
-            return False
-        ends = widened(self.labels.metric("label_accuracy"), tried)
-        return ends is None or ends[0] > self.labels.utility.floor
+        return self.labelled is not None and _gives_labels(self.labelled, len(self.labelled.records))
 
     @cached_property
     def recovered(self) -> tuple[str, ...]:
@@ -449,8 +446,12 @@ def _seed_value(
     entries: Sequence[Entry], findings: Sequence[Finding], cost: CostRow | None, reliable: bool
 ) -> SeedValue:
     """Return the results of one training, from its rows on all boards."""
-    judged = _easiest([entry for entry in entries if entry.leak is not None])
-    labelled = _easiest([entry for entry in entries if entry.labels is not None])
+    leaking = {entry.key.only(SETTING): entry.leak for entry in entries if entry.leak is not None}
+    judged = _in_scenes(entries, judged_leaks(leaking))
+    labelled = [entry for entry in entries if entry.labels is not None]
+    tried = sum(len(entry.records) for entry in labelled)
+    giving = {entry.key.only(SETTING) for entry in labelled if _gives_labels(entry, tried)}
+    labelled = _in_scenes(labelled, judged_keys((entry.key.only(SETTING) for entry in labelled), giving))
     most = best([entry.labels for entry in labelled if entry.labels is not None], "label_accuracy")
     failed = any(r.status != "complete" and not nothing_to_read(r) for entry in entries for r in entry.records)
     measured = [entry for entry in judged if entry.worst is not None]
@@ -466,8 +467,15 @@ def _seed_value(
     )
 
 
-def _easiest(entries: Sequence[Entry]) -> list[Entry]:
-    keys = judged_keys(entry.key.only(SETTING) for entry in entries)
+def _gives_labels(entry: Entry, tried: int) -> bool:
+    """Return whether a row's labels are recovered above chance, and above the commonest class, as one of so many."""
+    if entry.labels is None or not above_chance(entry.labels, "label_accuracy", tried):
+        return False
+    ends = widened(entry.labels.metric("label_accuracy"), tried)
+    return ends is None or ends[0] > entry.labels.utility.floor
+
+
+def _in_scenes(entries: Sequence[Entry], keys: Set[Key]) -> list[Entry]:
     return [entry for entry in entries if entry.key.only(SETTING) in keys]
 
 

@@ -263,8 +263,10 @@ class Experiment:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """How the task's data were read, in lines for people."""
-        return self.task.dataset.notes
+        """How the task's data were read, in lines for people, and how many test examples are trained on."""
+        count, whole = self.task.trained_tests(), len(self.task.test.x)
+        words = f"{count} of {whole} test examples are training examples too: accuracy counts them"
+        return *self.task.dataset.notes, *([f"{words}, questions about members pass them over"] if count else [])
 
     @cached_property
     def attacks(self) -> tuple[Attack, ...]:

@@ -231,8 +231,7 @@ class Inverted:
     def _larger(self) -> str:
         if self.least_batch <= len(self.x):
             return ""
-        least = f"more than {count_of(len(self.x), 'example')} can give"
-        words = f"The last layer's gradient has rank {self.least_batch}, {least}"
+        words = f"The rank of the last layer's gradient is that of {count_of(self.least_batch, 'example')} or more"
         return f"{words}: the batch is larger, or the gradient holds more (noise, half precision, weight decay)."
 
     def _scaled(self) -> str:

@@ -211,7 +211,8 @@ def invert(
         answer = _result(chosen, fitted, guess, targets)
         first = view.plan.local.opt.lr
         control = _planted(chosen, fitted, start, challenge, answer, seeds, targets, first) if planted else None
-        answer = replace(answer, least_batch=0 if steps else least_batch(seen), unseen=unseen, planted=control)
+        least = 0 if steps else least_batch(seen, plan.spec.shape[0] - 1 if plan.next_token else 1)
+        answer = replace(answer, least_batch=least, unseen=unseen, planted=control)
         return replace(answer, y=targets.labels_for(guess, network, named.word))
 
 

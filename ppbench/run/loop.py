@@ -139,7 +139,7 @@ def _network_and_data(
         words = "has no batch norm in training mode that moves running statistics by a momentum"
         raise UsageError(f"norms='tracked' cannot be used: model {spec.model!r} {words}.")
     data = {k: examples_of(k, own, spec.shape, spec.classes, texts, next_token) for k, own in enumerate(pairs)}
-    check_range(data, (0.0, spec.net.rows - 1.0) if texts else data_range)
+    check_range(data, (0.0, spec.net.rows - 1.0) if texts else data_range, texts)
     return spec, data
 
 
@@ -160,7 +160,7 @@ def probe(federation: Federation, batches: Sequence[Shard]) -> tuple[View, list[
     pairs = shards_of(texts_alone(batches) if plan.next_token else batches, "batches")
     form = plan.spec.shape, plan.spec.classes, plan.vocabulary is not None, plan.next_token
     data = {Slot(0, k): examples_of(k, own, *form) for k, own in enumerate(pairs)}
-    check_range(data, plan.data_range)
+    check_range(data, plan.data_range, plan.vocabulary is not None)
     sizes = {len(own.x) for own in data.values()}
     whole = defense.sums or len(defense.roles) > 1
     if len(sizes) != 1 or len(data) > plan.clients or (whole and len(data) < plan.clients):

@@ -6,17 +6,16 @@ question as in the bench, with the same draws. Equal weights, records and seed g
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ppbench.adversary.attack import Attack
+from ppbench.adversary.victims import are_among
 from ppbench.base.device import check_device, computing
 from ppbench.base.errors import UsageError, count_of, shown
 from ppbench.base.fence import built
@@ -188,20 +187,15 @@ def without_duplicates(members: MemberSet, others: MemberSet) -> tuple[MemberSet
     for kind, own in (("members", members), ("non-members", others)):
         if not bool(own.x.isfinite().all()):
             raise UsageError(f"The {kind} hold a value that is not finite; clean the data first.")
-    known = set(_digests(members.x))
-    keep = [place for place, digest in enumerate(_digests(others.x)) if digest not in known]
+    keep = (~are_among(others.x, members.x)).nonzero()[:, 0]
     dropped = len(others.y) - len(keep)
     if dropped and len(keep) < FEWEST:
-        share = "All" if not keep else f"{dropped} of {len(others.y)}"
+        share = "All" if not len(keep) else f"{dropped} of {len(others.y)}"
         raise UsageError(f"{share} of the non-members are among the members; give examples that were not trained on.")
     if min(len(keep), len(members.y)) < FEWEST:
         counts = f"{count_of(len(members.y), 'member')} and {count_of(len(keep), 'non-member')}"
         raise UsageError(f"There are {counts}; an audit needs {FEWEST} of each, and hundreds to say much.")
-    return (others.at(torch.tensor(keep)), dropped) if dropped else (others, 0)
-
-
-def _digests(x: Tensor) -> list[bytes]:
-    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in np.ascontiguousarray(x.numpy())]
+    return (others.at(keep), dropped) if dropped else (others, 0)
 
 
 def membership_attacks(referenced: bool) -> tuple[Attack, ...]:

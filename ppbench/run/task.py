@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ppbench.adversary.victims import are_among
 from ppbench.base.device import memory_of
 from ppbench.base.errors import UsageError
 from ppbench.base.machine import check_room
@@ -64,6 +65,10 @@ class Task:
     def predicts_tokens(self) -> bool:
         """Whether texts are their own targets; utility is then the share of next tokens that are predicted."""
         return self.plan.next_token
+
+    def trained_tests(self) -> int:
+        """Return how many test inputs some client has, value by value."""
+        return int(are_among(self.test.x, torch.cat([shard.x for shard in self.shards.values()])).sum())
 
     def gallery(self, network: Network | None = None) -> Gallery | None:
         """Return held-out images for `metrics.recognition`, one object per network; None if data are no images."""

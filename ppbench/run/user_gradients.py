@@ -520,13 +520,16 @@ SHOWN = 1e-5
 """Smallest singular value, relative to the largest, that counts as an example; rounding to float32 leaves 1e-7."""
 
 
-def least_batch(gradient: Params) -> int:
-    """Return the rank of the last layer's gradient, to which each example adds 1 at most; 0 without that layer."""
+def least_batch(gradient: Params, answers: int = 1) -> int:
+    """Return how many examples the last layer's gradient shows at least, by its rank; 0 without that layer.
+
+    answers: how many the network gives of an example, of which each adds 1 to the rank at most.
+    """
     if not {*HEAD_NAMES} <= gradient.keys() or gradient["head.weight"].dim() != 2:
         return 0
     weight, bias = (gradient[name].detach().cpu().double() for name in HEAD_NAMES)
     sizes = torch.linalg.svdvals(torch.cat([weight, bias[:, None]], 1))
-    return int((sizes > SHOWN * sizes[0]).sum())
+    return -(-int((sizes > SHOWN * sizes[0]).sum()) // answers)
 
 
 def decay_of(gradient: Params, start: Params, batch: int) -> float | None:

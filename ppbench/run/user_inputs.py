@@ -277,10 +277,16 @@ def examples_of(
     return Data(x.clone().float().cpu(), y)
 
 
-def check_range(data: Mapping[Any, Data], data_range: tuple[float, float]) -> None:
-    """Refuse inputs outside of the data range (UsageError): attacks search within it, and would seem to fail."""
+def check_range(data: Mapping[Any, Data], data_range: tuple[float, float], texts: bool = False) -> None:
+    """Refuse inputs outside of the data range (UsageError): attacks search within it, and would seem to fail.
+
+    texts: whether they are token numbers, whose range is that of the network's embedding.
+    """
     least, most = min(float(own.x.min()) for own in data.values()), max(float(own.x.max()) for own in data.values())
     (low, high), slack = data_range, OUTSIDE * (data_range[1] - data_range[0])
+    if texts and (least < low or most > high):
+        right = f"the network's embedding has those from 0 to {high:g}"
+        raise UsageError(f"Token numbers go from {least:g} to {most:g}; {right}.")
     if least < low - slack or most > high + slack:
         problem = f"Inputs have values from {least:.4g} to {most:.4g}, outside of data_range=({low:g}, {high:g})"
         raise UsageError(f"{problem}; give their range, as data_range=({least:.4g}, {most:.4g}).")

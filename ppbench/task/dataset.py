@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.tree import update_digest
-from ppbench.base.vocabulary import Vocabulary
+from ppbench.base.vocabulary import PADDING, Vocabulary
 from ppbench.federation.plan import Columns, Data
 from ppbench.metrics.modality import Modality, modality_from
 from ppbench.task.partition import mask_strata, strata
@@ -144,11 +144,14 @@ class Dataset:
 def predicting_tokens(dataset: Dataset) -> Dataset:
     """Return a data set of texts as one whose texts are their own targets, as the next-token loss has it.
 
-    UsageError: it has no texts.
+    UsageError: it has no texts, or none of two tokens in a part.
     """
     if dataset.vocabulary is None:
         words = f"Data set {dataset.name!r} has {dataset.modality.inputs}, whose next token cannot be predicted"
         raise UsageError(f"{words}; use another --loss, or texts, as letters.")
+    if any(bool((part.x[:, 1:] == PADDING).all()) for part in (dataset.train, dataset.test)):
+        words = f"Data set {dataset.name!r} has a part without a text of two tokens, so that no next token is there"
+        raise UsageError(f"{words}; use longer texts, or another --loss.")
     count = len(dataset.vocabulary)
     parts = [Split(part.x, part.x, count, part.domain) for part in (dataset.train, dataset.test)]
     train, test = parts

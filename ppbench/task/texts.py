@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,11 +188,11 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
 
     Or of a folder that the library `datasets` saved (save_to_disk), with its splits train and test where it has both.
 
-    `text` is the column of texts, by default the one of the longest; `label` that of the class, by default the column
-    named label, class or target, else the last other one. Its distinct values, sorted, are the classes. Texts are cut
-    to `length` tokens. `tokenizer` is a file tokenizer.json of the Hugging Face format, or its folder, and needs the
-    package `tokenizers`; without it tokens are words, digits and marks, and the vocabulary the `MOST_WORDS` most
-    frequent of the file, which counts as public. Rows without a text or a class are left out. The split 80 : 20 is
+    `label` is the column of the class, by default the one named label, class or target, else the last; its distinct
+    values, sorted, are the classes. `text` is that of texts, by default of the others the one of the longest. Texts are
+    cut to `length` tokens. `tokenizer` is a file tokenizer.json of the Hugging Face format, or its folder, and needs
+    the package `tokenizers`; without it tokens are words, digits and marks, and the vocabulary the `MOST_WORDS` most
+    frequent of the file, which counts as public. Rows without a token or a class are left out. The split 80 : 20 is
     stratified, a function of `seed`.
 
     Raises UsageError: a file, column or tokenizer that cannot be used, or an unknown option.
@@ -201,27 +201,37 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     path, options = existing("text", text), _options(query)
     frames = _frames(path)
     column, label = _columns(frames[0], options, path)
-    rows = [frame[[column, label]].dropna() for frame in frames]
-    texts, values = ([str(one) for some in rows for one in some[name]] for name in (column, label))
-    classes = sorted(set(values))
-    labels = [classes.index(value) for value in values]
-    if not 2 <= len(classes) <= len(texts) // 2:
-        fault = f"has {len(classes)} distinct values in {len(texts)} rows"
+    texts, values = ([one for some in frames for one in _entries(some[name])] for name in (column, label))
+    said = [text if value else "" for text, value in zip(texts, values, strict=True)]  # the vocabulary is of rows kept
+    tokens, vocabulary = _encoded(said, options)
+    kept = [k for k, text in enumerate(said) if text and any(token != PADDING for token in tokens[k])]
+    classes = sorted({values[k] for k in kept})
+    if not 2 <= len(classes) <= len(kept) // 2:
+        fault = f"has {len(classes)} distinct values in {len(kept)} rows"
         raise UsageError(f"The column {shown(label)} of {path} {fault}; name the column of classes, 'label=COLUMN'.")
-    tokens, vocabulary = _encoded(texts, options)
-    parts = [
-        ([tokens[i] for i in part.tolist()], [labels[i] for i in part])
-        for part in (hold_out(torch.tensor(labels), 5, seed) if len(rows) == 1 else _in_turn([*map(len, rows)]))
-    ]
-    cut = sum(len(row) > options.length for row in tokens)
-    note = (
-        f"texts of column {column}, {len(classes)} classes of {label}: {listed(classes[:8])}; {len(vocabulary)} tokens"
+    labels, ends = torch.tensor([classes.index(values[k]) for k in kept]), sum(k < len(frames[0]) for k in kept)
+    halves = hold_out(labels, 5, seed) if len(frames) == 1 else torch.arange(len(kept)).tensor_split([ends])
+    parts = [([tokens[kept[i]] for i in part.tolist()], labels[part].tolist()) for part in halves]
+    notes = (
+        f"texts of column {column}, {len(classes)} classes of {label}: {listed(classes[:8])}; {len(vocabulary)} tokens",
+        *_remarks(tokens, len(kept), options.length, vocabulary),
     )
-    longer = (f"{cut} of {len(tokens)} texts were cut to {options.length} tokens",) if cut else ()
-    word = vocabulary.words[PADDING]
-    lost = f"token {PADDING}, {word!r}, counts as padding: it is passed over in texts"
-    more = (*longer, *([] if "pad" in word.lower() else [lost]))
-    return texts_dataset(f"text:{path.name}", parts, len(classes), options.length, vocabulary, (note, *more))
+    return texts_dataset(f"text:{path.name}", parts, len(classes), options.length, vocabulary, notes)
+
+
+def _entries(column: pd.Series) -> list[str]:
+    """Return the entries of a column as texts without spaces around them, "" for none."""
+    return ["" if gone else str(entry).strip() for entry, gone in zip(column, column.isna(), strict=True)]
+
+
+def _remarks(tokens: Sequence[Sequence[int]], kept: int, length: int, vocabulary: Vocabulary) -> Iterator[str]:
+    """Yield remarks on rows that were left out, on texts that were cut, and on a token that counts as padding."""
+    if kept < len(tokens):
+        yield f"{len(tokens) - kept} of {len(tokens)} rows have no text or no class and are left out"
+    if cut := sum(len(row) > length for row in tokens):
+        yield f"{cut} of {len(tokens)} texts were cut to {length} tokens"
+    if "pad" not in (word := vocabulary.words[PADDING]).lower():
+        yield f"token {PADDING}, {word!r}, counts as padding: it is passed over in texts"
 
 
 def _options(query: str) -> TextOptions:
@@ -237,11 +247,6 @@ def _options(query: str) -> TextOptions:
     return TextOptions(**values)
 
 
-def _in_turn(sizes: Sequence[int]) -> list[Tensor]:
-    """Return the places of parts of these sizes that lie one behind the other."""
-    return [torch.arange(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
-
-
 def _frames(path: Path) -> list[pd.DataFrame]:
     """Return the rows of a file, or of a saved folder's training part, or of both of its parts."""
     import pandas as pd
@@ -252,7 +257,12 @@ def _frames(path: Path) -> list[pd.DataFrame]:
         if not parts:
             raise UsageError(f"{path} has the splits {listed(sorted(saved))}; it must have one called train.")
         return [part.to_pandas() for part in parts]
-    readers = {".csv": (pd.read_csv, {}), ".tsv": (pd.read_csv, {"sep": "\t"}), ".parquet": (pd.read_parquet, {})}
+    literal = {"dtype": str, "keep_default_na": False}  # a class may be called None, a text may read NA
+    readers = {
+        ".csv": (pd.read_csv, literal),
+        ".tsv": (pd.read_csv, literal | {"sep": "\t"}),
+        ".parquet": (pd.read_parquet, {}),
+    }
     if path.suffix not in readers:
         raise UsageError(f"{path} is no file of texts; give one that ends in {', '.join(readers)}.")
     read, options = readers[path.suffix]
@@ -273,10 +283,13 @@ def _columns(frame: pd.DataFrame, options: TextOptions, path: Path) -> tuple[str
     frame.columns = pd.Index(names)
     if len(names) < 2 or not len(frame):
         raise UsageError(f"{path} has {len(names)} columns and {len(frame)} rows; it needs a text and a class in each.")
-    text = options.text or max(names, key=lambda name: frame[name].astype(str).str.len().mean())
-    others = [name for name in names if name != text]
-    usual = (name for name in others if name.lower() in ("label", "class", "target"))
-    return text, options.label or next(usual, others[-1])
+    if options.text and options.text == options.label:
+        raise UsageError(f"The column {shown(options.text)} cannot be both text and class; name two columns.")
+    usual = (name for name in names if name.lower() in ("label", "class", "target") and name != options.text)
+    label = options.label or next(usual, "")
+    others = [name for name in names if name != label]
+    text = options.text or max(others, key=lambda name: frame[name].astype(str).str.len().mean())
+    return text, label or [name for name in names if name != text][-1]
 
 
 def _encoded(texts: Sequence[str], options: TextOptions) -> tuple[list[list[int]], Vocabulary]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, cycle
 from typing import ClassVar
 
 import torch
@@ -207,7 +207,7 @@ def _ended(
 
     Then it is better to sort the pairs again.
     """
-    distances = text_filter.mean(torch.tensor(starts, dtype=torch.float32))
+    distances = text_filter.mean(torch.tensor(starts, dtype=torch.float32).reshape(-1, len(near.tokens)))
     read = False
     for number in distances.argsort().tolist():
         text = _exchanged(text_filter, likely, near, starts[number])
@@ -488,7 +488,7 @@ class TokenRows(Attack):
         if read is None:
             return Guess(x=texts, y=labels, evaluations=1)
         near, text_filter, texts_read = read
-        for row, one in zip(texts, texts_read, strict=False):
+        for row, one in zip(texts, cycle(texts_read), strict=False):  # copies of a text add nothing to read
             row[:] = torch.tensor(one.tokens, dtype=torch.float32)
         limit = READ_DISTANCE if text_filter is None else text_filter.space.limit
         solved = _solved(reader, near, texts_read, count, limit)

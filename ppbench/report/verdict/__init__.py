@@ -11,7 +11,7 @@ from ppbench.report.findings import Verdict, findings_of, refutation_of
 from ppbench.report.frame import TRAINED, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.learning import learning_of
-from ppbench.report.verdict.models import audit_verdicts, model_verdicts
+from ppbench.report.verdict.models import audit_verdicts, model_verdicts, secret_verdicts
 from ppbench.report.verdict.uploads import upload_verdicts
 from ppbench.report.words import capitalized, listed_values, setting_labels
 
@@ -28,6 +28,7 @@ def verdicts(defense: str, records: Sequence[Record], known: Knowledge | None = 
     findings = [one for one in findings_of(frame) if one.row.key.defense == defense]
     results = upload_verdicts(defense, frame, known, findings)
     results += [*model_verdicts(defense, frame, findings), *audit_verdicts(defense, frame, findings)]
+    results += secret_verdicts(findings)
     for name, question in questions().items():
         own = [] if question.chapter else [r for r in frame if r.config.attack.kind == name]
         results += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppbench.federation.threats import recorded_threat
+from ppbench.questions.exposure import EXPOSURE_ABSENT, SECRETS_FIRST, bits
 from ppbench.records.figure import Figured, best, grouped
 from ppbench.records.schema import Record
 from ppbench.report.controls import value
@@ -26,7 +27,7 @@ from ppbench.report.findings import (
 )
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows
 from ppbench.report.words import attack_at, figure_text, listed_values
-from ppbench.report.worst import Measured, attack_of
+from ppbench.report.worst import Measured, attack_of, cell_of
 
 # -- Sentences on audits: members among canaries and among average records, owners, a lower bound of epsilon --
 # An audit trains anew with canaries: unusual records that a model must memorize to fit. They show the worst case;
@@ -141,6 +142,29 @@ def _epsilon(row: SettingRow) -> list[Verdict]:
         f"One run shows that epsilon is at least {bound:.2g}{at} ({attack_of(cell)}, 95 %{also}){claim}{refuted}."
     )
     return [_audit_verdict([row], cell, "epsilon_lower", "falls" if above else None, sentence)]
+
+
+def secret_verdicts(findings: Sequence[Finding]) -> list[Verdict]:
+    """Return a verdict for each audited setting with secrets: by how many bits training exposes them."""
+    return [_secret_verdict(one) for one in findings if one.subject == "secrets"]
+
+
+def _secret_verdict(one: Finding) -> Verdict:
+    cell, beside = cell_of(one.top), value(one.undefended.figure, one.metric)
+    metric, first = cell.metric(one.metric), cell.metric(SECRETS_FIRST.name)
+    assert metric is not None and metric.chance is not None and first is not None and first.chance  # it was judged
+    forms = round(1 / first.chance)
+    figure = f"{figure_text(cell, one.metric, '.1f')} of {bits(1, forms):g} bits"
+    unsure = f"is not shown to expose its names and numbers ({figure})"
+    does = f"exposes its names and numbers by {figure}" if one.fate == "falls" else unsure
+    none, absent = "" if beside is None else f"undefended {beside:.1f}, ", value(cell, EXPOSURE_ABSENT.name)
+    alone = "" if absent is None else f"absent texts {absent:.1f}, "
+    at = f" ({one.row.control})" if one.row.control else ""
+    sentence = (
+        f"[{one.row.key.threat}] In an audit{at}: Training on a text {does}; {first.value or 0.0:.0%} of {metric.n} "
+        f"planted texts are ranked first of {forms} forms ({none}{alone}chance {metric.chance:.1f} bits)."
+    )
+    return Verdict(one.row.key.defense, "secrets", one.fate, sentence, (one.row.key,), one.top, one.metric)
 
 
 def model_verdicts(defense: str, records: Sequence[Record], findings: Sequence[Finding]) -> list[Verdict]:

@@ -15,7 +15,7 @@ from ppbench.report.controls import easiest, rebuilding, value
 from ppbench.report.findings import Finding, Verdict, fate_of, joint_fate
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak, Side, leaks_of
-from ppbench.report.rows import SettingRow, judged_keys, probe_text, upload_rows
+from ppbench.report.rows import SettingRow, judged_leaks, probe_text, upload_rows
 from ppbench.report.words import STAGES, attack_at, decibels, figure_text, listed_values, utility_text
 from ppbench.report.worst import attack_of
 
@@ -24,13 +24,13 @@ from ppbench.report.worst import attack_of
 
 def batch_member_verdicts(findings: Sequence[Finding]) -> list[Verdict]:
     """Return whether uploads reveal who was in a batch, one verdict per batch size, and group of one outcome."""
-    groups = grouped(findings, lambda one: (one.row.key.batch, one.fate))
+    groups = grouped(findings, lambda one: (one.row.key.batch, one.row.key.stage, one.fate))
     verdicts = []
-    for (batch, became), some in groups.items():
+    for (batch, stage, became), some in groups.items():
         top = max(some, key=lambda one: value(one.top, BATCH_ASR.name) or 0.0)
         labels = [one.row.control for one in some if one.row.control]
         where = f" at {listed_values(labels)}" if labels and len(groups) > 1 else ""
-        head = f"who was in a batch of {batch}"
+        head = f"who was in a batch of {batch}{'' if stage == 'init' else f' {STAGES[stage].when}'}"
         does = {
             "falls": f"An upload{where} reveals {head}",
             "stands": f"An upload{where} does not reveal {head} to an unaware attack",
@@ -76,7 +76,7 @@ def upload_verdicts(
 ) -> list[Verdict]:
     """Return the verdicts on uploads, by adversary.
 
-    On inputs there is one per control value, in the setting's easiest scene; values at which the server sees what it
+    On inputs there is one per control value, in the setting's judged scene; values at which the server sees what it
     would see without the defense share one. known: which attacks know a defense; findings: those of `defense`.
     """
     verdicts = list[Verdict]()
@@ -108,7 +108,7 @@ def _seen(
 ) -> list[Verdict]:
     """Return one adversary's verdicts on victims in one role. masked: whether one may say "this is FedSGD"."""
     attacked = [row for row in mine if row.leak is not None]
-    judged = judged_keys(row.key for row in attacked)
+    judged = judged_leaks({row.key: _leak(row) for row in attacked})
     first = [row for row in attacked if row.key in judged]
     if first and not modality_of(first[0].records[0].config).decibels:
         errors = [_verdict([row], _row_error(row, _leak(row), undefended)) for row in first]
@@ -125,11 +125,14 @@ def _seen(
 
 
 def _other_scenes(attacked: Sequence[SettingRow], first: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
-    """Return the rows in larger batches by batch size, then those after training at the smallest batch, with words."""
+    """Return the rows before training where leaks are judged after it, those in other batches, and those after training
+    at the smallest batch, with words.
+    """
     stage = "init" if any(row.key.stage == "init" for row in first) else "final"
     smallest = min((row.key.batch for row in first), default=1)
     batches = sorted({row.key.batch for row in attacked} - {smallest})
-    scenes = [(stage, batch, f"In batches of {batch}") for batch in batches]
+    scenes = [("init", smallest, "Before training")]
+    scenes += [(stage, batch, f"In batches of {batch}") for batch in batches]
     scenes += [("final", smallest, "After training")] if stage == "init" else []
     rest = [row for row in attacked if row not in first]
     rows = [(w, [row for row in rest if (row.key.stage, row.key.batch) == (s, b)]) for s, b, w in scenes]

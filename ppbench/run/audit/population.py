@@ -7,14 +7,14 @@ Which families there are, the modality says, beside test records with a wrong ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.adversary.victims import Candidates
+from ppbench.adversary.victims import Candidates, input_keys
 from ppbench.base.errors import UsageError
 from ppbench.base.machine import check_room
 from ppbench.base.seeds import Seeds
@@ -229,17 +229,22 @@ def _pairs(code: Tensor, references: int, seeds: Seeds) -> Tensor:
 
 def _draw_candidates(task: Task, candidates: int, seeds: Seeds) -> tuple[dict[int, Data], dict[int, Data]]:
     """Return by client the records that become candidates (twice `candidates` in all) and those that stay, one or more
-    with every client."""
-    sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
-    orders = {c: torch.randperm(n, generator=seeds.generator("apart", c)) for c, n in sizes.items()}
-    pool = torch.cat([torch.full((n - 1,), c) for c, n in sizes.items() if c != ADVERSARY])
+    with every client.
+
+    Records whose input stands twice in the training part stay: left out, they would be trained on all the same.
+    """
+    once = _standing_once(task.shards)
+    orders = {c: torch.randperm(len(own), generator=seeds.generator("apart", c)) for c, own in once.items()}
+    orders = {c: torch.cat([order[once[c][order]], order[~once[c][order]]]) for c, order in orders.items()}
+    able = {c: min(len(own) - 1, int(own.sum())) for c, own in once.items()}
+    pool = torch.cat([torch.full((count,), c) for c, count in able.items() if c != ADVERSARY])
     if len(pool) < 4:
         raise UsageError(
-            f"An audit needs 4 or more records that clients other than the first can spare, and there are {len(pool)}; "
-            "use more --train or fewer --clients."
+            "An audit needs 4 or more records without a duplicate that clients other than the first can spare, not "
+            f"{len(pool)}; use more --train or fewer --clients."
         )
     count = min(2 * candidates, len(pool)) // 2 * 2
-    taken = pool[torch.randperm(len(pool), generator=seeds.generator("average"))[:count]].bincount(minlength=len(sizes))
+    taken = pool[torch.randperm(len(pool), generator=seeds.generator("average"))[:count]].bincount(minlength=len(once))
     chosen, base = {}, {}
     for client, order in orders.items():
         shard, cut = task.shards[client], int(taken[client])
@@ -248,6 +253,14 @@ def _draw_candidates(task: Task, candidates: int, seeds: Seeds) -> tuple[dict[in
         if client != ADVERSARY:
             chosen[client] = Data(shard.x[mine], shard.y[mine])
     return chosen, base
+
+
+def _standing_once(shards: Mapping[int, Data]) -> dict[int, Tensor]:
+    """Return by client, in order, which of its records have an input that no other record has, [n] bool."""
+    sizes = {client: len(shard.x) for client, shard in sorted(shards.items())}
+    keys = input_keys(torch.cat([shards[client].x for client in sizes]))
+    _, places, counts = keys.unique(return_inverse=True, return_counts=True)
+    return dict(zip(sizes, (counts[places] == 1).split([*sizes.values()]), strict=True))
 
 
 def _auxiliary(task: Task, base: dict[int, Data], test: Data, seeds: Seeds) -> tuple[dict[int, Data], Data]:
