@@ -261,7 +261,7 @@ def add_image_metric(tree: Path) -> None:
     assert files[1:] == ["ImageScore", "LATER", "score_figures", "ImageMetric", "IMAGE_METRICS"]
     field = "    layers: list[LayerScore] = Field(default_factory=list)\n"
     replaced(metrics, field, f"    close_pixels: Share | None = None\n{field}")
-    replaced(metrics, '"blind_accuracy", "recognition")),', '"blind_accuracy", "recognition", "close_pixels")),')
+    replaced(metrics, '"blind_accuracy", "recognition", ', '"blind_accuracy", "recognition", "close_pixels", ')
     replaced(metrics, "\ndef score_figures(", PIXELS)
     made = "    return asdict(image_figures(guess, truth, data_range))\n"
     own = '    own = {"close_pixels": close_pixels(guess, truth)} if kind.drawn else {}\n'
@@ -278,9 +278,9 @@ def add_model_metric(tree: Path) -> None:
     replaced(schema, "DICE, MSE)}", "DICE, MSE, CLASS_ERROR)}")
     constant = "    constant_mse: Amount | None = None\n"
     replaced(schema, constant, constant + MODEL_FIELDS)
-    later = '        **dict.fromkeys(("constant", "constant_mse")),\n'
+    later = '**dict.fromkeys(("constant", "constant_mse"'
     fields = re.findall(r"\w+(?=: )", MODEL_FIELDS)
-    replaced(schema, later, f"{later}        **dict.fromkeys({fields}),\n")
+    replaced(schema, later, f"**dict.fromkeys({fields}), {later}")
     replaced(training, "        mse_high=mse_high,\n", f"        mse_high=mse_high,\n{MODEL_VALUES}")
 
 
@@ -292,7 +292,7 @@ def add_option(tree: Path) -> None:
     replaced(options, "    victims: Annotated[", f"{OPTION}    victims: Annotated[")
     after = "    @property\n    def probing(self)"
     replaced(schema, after, f"{OPTION_FIELD}\n{after}")
-    acts = "    return fed.probe(victims.data"
+    acts = "    transcript = fed.probe(victims.data"
     replaced(tree / "ppbench/run/scene.py", acts, f"{OPTION_USE}{acts}")
 
 
@@ -349,9 +349,9 @@ def printed(program: str, tree: Path, *paths: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """Return what an evaluation with all six says, by a copy of the package; `page`, `table` and `tree` beside it."""
-    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("out") / "results"
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the package in which every recipe was followed."""
+    tree = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "ppbench", tree / "ppbench", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tree)
     (tree / "docs").mkdir()
@@ -359,6 +359,13 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict:
     for add in ADDED:
         add(tree)
     described(tree)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def outputs(followed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Return what an evaluation with all nine says, by a copy of the package; `page` and `table` beside it."""
+    tree, out = followed, tmp_path_factory.mktemp("out") / "results"
     rows = tree / "rows.csv"
     rows.write_text("age,habit,ill\n" + "".join(f"{i * 37 % 61},{i % 3},{int(i % 5 > 2)}\n" for i in range(120)))
     content, images = printed(RUN, tree, rows, out), printed(IMAGES, tree, out.parent)
@@ -388,6 +395,19 @@ def test_every_file_and_group_that_the_table_names_is_there() -> None:
             place = ROOT / word
             known = place.parent.is_dir() if place.name.startswith("x.") else place.exists()
             assert known or word in groups, f"{what}: {word}"
+
+
+def test_every_recipe_can_be_followed_and_gives_modules_that_compile(followed: Path) -> None:
+    """The tests below run them, by night."""
+    texts = {path: path.read_text() for path in followed.rglob("*.py")}
+    changed = [
+        p
+        for p, text in texts.items()
+        if not (same := ROOT / p.relative_to(followed)).exists() or same.read_text() != text
+    ]
+    assert len(changed) > len(ADDED)
+    for path in changed:
+        compile(texts[path], path, "exec")
 
 
 @pytest.mark.nightly
