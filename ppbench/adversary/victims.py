@@ -215,15 +215,15 @@ class Candidates:
         return Challenge((), 1, x=x, labels=labels, known=known, references=references)
 
 
-KEYED_AT_ONCE = 4096
-"""Inputs of which keys are made at a time."""
+KEYED_AT_ONCE = 2**23
+"""Numbers of which keys are made at a time, 64 MB."""
 
 
 def input_keys(x: Tensor) -> Tensor:
     """Return [N] int64 that are equal for equal inputs x [N, *shape] float32, and else by a chance of 2^-64."""
-    generator, keys = torch.Generator().manual_seed(0), list[Tensor]()
-    odd = torch.randint(-(2**62), 2**62, (x[0].numel() if len(x) else 0,), generator=generator) * 2 + 1
-    for part in x.cpu().split(KEYED_AT_ONCE):
+    generator, keys, size = torch.Generator().manual_seed(0), list[Tensor](), x.shape[1:].numel()
+    odd = torch.randint(-(2**62), 2**62, (size,), generator=generator) * 2 + 1
+    for part in x.cpu().split(max(1, KEYED_AT_ONCE // max(size, 1))):
         bits = (part.flatten(1).float() + 0.0).contiguous().view(torch.int32).long()  # -0.0 and 0.0 are equal
         keys.append((bits * odd).sum(1))
     return torch.cat(keys) if keys else torch.zeros(0, dtype=torch.int64)
