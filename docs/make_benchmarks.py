@@ -262,6 +262,20 @@ def exposure() -> str:
     return table(["noise", *head[0], *head[1]], rows)
 
 
+def adapters() -> str:
+    """Return what one gradient of adapters gives away of one text, by rank and network."""
+    kept = read("adapters")["rows"]
+    networks = list(dict.fromkeys(row["network"] for row in kept))
+    by_rank = {(row["network"], row["rank"]): row for row in kept}
+    rows = []
+    for rank in dict.fromkeys(row["rank"] for row in kept):
+        some = [by_rank[network, rank] for network in networks]
+        cells = [f"{row['right']:.0%}, {row['exact']} of {row['texts']}, {row['seconds']:.1f} s" for row in some]
+        rows.append([str(rank), *cells])
+    heads = [f"{name}: {next(row['tokens'] for row in kept if row['network'] == name)} tokens" for name in networks]
+    return table(["rank", *heads], rows)
+
+
 def ledger() -> str:
     """Return how often a submission that sees nothing moves a row, and whether a better attack does."""
     kept, rows = read("ledger"), []
@@ -390,6 +404,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "letters-law": law_of_letters,
     "letters-members": members_of_letters,
     "exposure": exposure,
+    "adapters": adapters,
     "ledger": ledger,
     "ratios": ratios,
     "pairs": pairs,

@@ -354,3 +354,40 @@ def test_bounds_hold_their_level_while_victims_of_a_batch_are_alike_up_to_what_i
         missed[alike, share] = (np.array(table)[draw.binomial(size, own).sum(1)] > share).mean()
     assert max(missed.values()) <= tail + 4 * np.sqrt(tail / trials), missed
     assert max(missed.values()) >= tail / 4, "and it is no wider than it must be"
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+def texts(make, in_place, in_any_order, blind=0.3, defense="dp"):
+    """Return the cell of twelve texts: the shares of tokens in place and in any order, and what a blind guess has."""
+    spread = np.linspace(-0.02, 0.02, 12)
+    scores = [
+        one | dict(accuracy=in_place, blind_accuracy=0.1, recognition=None, text=dict(
+            guess="a b", truth="b a", in_set=float(in_any_order + more), exact=False, run=1, facts=None,
+            blind_in_set=blind,
+        ))
+        for one, more in zip(victims([15.0] * 12, [False] * 12, [False] * 12), spread, strict=True)
+    ]  # fmt: skip
+    data = dict(name="letters", sha256="0" * 64, train=1000, test=1000, modality="text")
+    return cell(make, scores, defense=defense, shape=(16,), classes=2, data=data)
+
+
+@pytest.mark.parametrize(
+    ("in_place", "in_any_order", "blind", "level"),
+    [
+        (0.95, 0.95, 0.3, "rebuilt"),
+        (0.1, 0.95, 0.3, "recognizable"),  # all names and numbers of the text, in another order
+        (0.1, 0.35, 0.3, "blind"),
+        (0.1, 0.95, 0.92, "blind"),  # texts that are alike
+        (0.1, 0.95, None, "blind"),  # older records have the tokens in place alone
+        (0.6, 0.65, 0.3, "recognizable"),
+    ],
+)
+def test_texts_are_judged_by_their_tokens_in_place_and_in_any_order(fabricate, in_place, in_any_order, blind, level):
+    none = leak_of([texts(fabricate, 1.0, 0.97, defense="none")], vouched=True)
+    leak = leak_of([texts(fabricate, in_place, in_any_order, blind)], vouched=True, none=none)
+    assert leak.level == level
+    words = leak.everybody.amount_words(in_place, level == "rebuilt")
+    mixed = level == "recognizable" and in_place < 0.5
+    assert words == (
+        f" at {in_any_order:.0%} of tokens in any order" if mixed else f" at {in_place:.0%} of tokens in place"
+    )

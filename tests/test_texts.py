@@ -22,7 +22,7 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.wire import Slot
 from ppbench.metrics.modality import TEXT
-from ppbench.metrics.text import redraw_facts, rouge, text_figures
+from ppbench.metrics.text import commonest_tokens, redraw_facts, rouge, share_in_text, text_figures
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore, TextScore, image_metrics
 from ppbench.records.store import Store
@@ -434,6 +434,13 @@ def test_rows_lie_in_their_own_space_and_others_do_not(count, seed):
     space = row_space([torch.randn(8, count, generator=draws) @ rows], 0.0, count)
     assert float(space.distance(rows).max()) < 0.02 and space.free == pytest.approx(1 - count / 16, abs=0.01)
     assert float(space.distance(torch.randn(50, 16, generator=draws)).min()) > 0.1
+
+
+def test_a_blind_guess_in_any_order_shares_most_with_texts():
+    texts = torch.tensor([[5, 5, 2, 0], [5, 3, 5, 0], [5, 4, 0, 0]])
+    assert commonest_tokens(texts) == (5, 5, 4, 2)
+    assert [share_in_text((5, 5, 4, 2), text) for text in texts.tolist()] == [1.0, pytest.approx(2 / 3), 1.0]
+    assert share_in_text((5, 5), [0, 0]) == 0.0 == share_in_text((0, 0), [3, 0])
 
 
 # -- searches ---------------------------------------------------------------------------------------------------------

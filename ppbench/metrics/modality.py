@@ -20,7 +20,7 @@ from ppbench.base.errors import shown, unknown
 from ppbench.base.registry import load_all
 from ppbench.base.vocabulary import PADDING, Vocabulary
 from ppbench.metrics.image import DataRange, assigned, match
-from ppbench.metrics.text import redraw_facts, share_in_place, tokens_of
+from ppbench.metrics.text import commonest_tokens, redraw_facts, share_in_place, tokens_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,6 +144,10 @@ class Modality(ABC):
     def blind_guess(self, examples: Tensor) -> Tensor:
         """Return what an attacker guesses who sees only public examples [N, *shape]: [*shape]. Default: their mean."""
         return examples.mean(0)
+
+    def blind_tokens(self, examples: Tensor) -> tuple[int, ...]:
+        """Return the tokens that such an attacker guesses in any order. Default: none, as inputs are no texts."""
+        return ()
 
     def match(self, guess: Tensor, truth: Tensor, data_range: DataRange) -> list[int]:
         """Return each true input's guess, both [B, *shape]. Default: least squares."""
@@ -441,12 +445,12 @@ class TextInput(Modality):
     title: ClassVar[str] = "tokens in place"
     broken: ClassVar[str] = f"texts come out with {MOSTLY:.0%} of their tokens in place"
     meaning_rebuilt: ClassVar[str] = f"at least half of the texts have {MOSTLY:.0%} of their tokens in place"
-    meaning_recognizable: ClassVar[str] = "tokens are in place well above chance"
+    meaning_recognizable: ClassVar[str] = "tokens are in place, or in the text in any order, well above chance"
     glossary: ClassVar[tuple[tuple[str, str], ...]] = (
         (
             "Texts",
             "The share of a text's tokens that stand at their place; padding does not count. The blind guess has the "
-            "most frequent token of the public texts at each place.",
+            "most frequent token of the public texts at each place, or, in any order, those that share most with them.",
         ),
         (
             "Canaries of texts",
@@ -454,7 +458,7 @@ class TextInput(Modality):
             "of random tokens.",
         ),
     )
-    readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
+    readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy", "tokens_in_set")
     parts: ClassVar[str] = "tokens"
     continuous: ClassVar[bool] = False
     unmeasured: ClassVar[str] = "whether tokens are in place"
@@ -496,6 +500,10 @@ class TextInput(Modality):
 
         places = [column[column != PADDING] for column in examples.T]
         return torch.stack([some.mode().values if len(some) else examples.new_tensor(PADDING) for some in places])
+
+    def blind_tokens(self, examples: Tensor) -> tuple[int, ...]:
+        """Return the tokens that share most with public texts."""
+        return commonest_tokens(examples)
 
     def match(self, guess: Tensor, truth: Tensor, data_range: DataRange) -> list[int]:
         """Return each true text's guess, both [B, length]: most tokens in place, all together."""

@@ -61,17 +61,32 @@ def share_in_place(guess: Sequence[int], truth: Sequence[int]) -> float:
     return sum(guess[i] == truth[i] for i in places) / max(len(places), 1)
 
 
+def share_in_text(guess: Sequence[int], truth: Sequence[int]) -> float:
+    """Return the share of the tokens of a text, padding aside, that a guess has too, each as often as both have it."""
+    words = Counter(token for token in truth if token != PADDING)
+    return (Counter(guess) & words).total() / max(words.total(), 1)
+
+
+def commonest_tokens(texts: Tensor) -> tuple[int, ...]:
+    """Return the L tokens, some repeated, that share most with texts [N, L] on average: a blind guess in any order."""
+    gains, length = Counter[tuple[int, int]](), texts.shape[1]
+    for tokens in map(tokens_of, texts):
+        counts = Counter(token for token in tokens if token != PADDING)
+        for token, count in counts.items():
+            gains.update({(token, nth): 1 / counts.total() for nth in range(count)})
+    return tuple(token for (token, _), _ in sorted(gains.items(), key=lambda one: (-one[1], one[0]))[:length])
+
+
 def text_figures(guess: Sequence[int], truth: Sequence[int], vocabulary: Vocabulary) -> TextFigures:
     """Return the figures of a reconstruction, both token numbers of the same length."""
     tokens, words = [t for t in guess if t != PADDING], [t for t in truth if t != PADDING]
-    shared = (Counter(tokens) & Counter(words)).total()
     matched = SequenceMatcher(None, tokens, words, autojunk=False).find_longest_match()
     written, original = vocabulary.text(guess), vocabulary.text(truth)
     known = set(FACT.findall(written))
     facts = FACT.findall(original)
     return TextFigures(
         share_in_place(guess, truth),
-        shared / max(len(words), 1),
+        share_in_text(tokens, words),
         list(guess) == list(truth),
         matched.size,
         sum(fact in known for fact in facts) / len(facts) if facts else None,

@@ -57,6 +57,7 @@ class TextScore(Grown):
         guess, truth: both as written.
         in_set, exact, run, facts: as in `ppbench.metrics.text.TextFigures`.
         rouge_1, rouge_2, rouge_l: the same; null in older records.
+        blind_in_set: in_set of the tokens that share most with public texts; null in older records.
     """
 
     guess: str
@@ -68,7 +69,8 @@ class TextScore(Grown):
     rouge_1: Share | None = None
     rouge_2: Share | None = None
     rouge_l: Share | None = None
-    LATER: ClassVar[Mapping[str, Any]] = dict.fromkeys(("rouge_1", "rouge_2", "rouge_l"))
+    blind_in_set: Share | None = None
+    LATER: ClassVar[Mapping[str, Any]] = dict.fromkeys(("rouge_1", "rouge_2", "rouge_l", "blind_in_set"))
 
 
 class ImageScore(ProbedScore, Grown):
@@ -294,6 +296,23 @@ def _of_texts(name: str, title: str, meaning: str, pick: Callable[[TextScore], f
     return ImageMetric(MetricSpec(name, title, unit, meaning, short=""), compute, lambda score: score.text is not None)
 
 
+IN_ANY_ORDER = "tokens_in_set"
+"""The metric by which texts whose tokens came out in a wrong order are recognizable."""
+
+
+def _tokens_in_any_order() -> ImageMetric:
+    """Return the share of a text's tokens that came out anywhere; chance is a blind guess's, null in older records."""
+    meaning = "Share of a text's tokens that came out anywhere."
+    metric = _of_texts(IN_ANY_ORDER, "Tokens found", meaning, lambda text: text.in_set, SHARE)
+
+    def compute(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
+        blind = [s.text.blind_in_set for s in scores if s.text is not None and s.text.blind_in_set is not None]
+        figure = metric.compute(spec, scores, classes, seed)
+        return replace(figure, chance=sum(blind) / len(blind) if blind else None)
+
+    return replace(metric, compute=compute)
+
+
 def _rouge(name: str, title: str, units: str, pick: Callable[[TextScore], float | None]) -> ImageMetric:
     """Return a mean over texts, as DAGER prints it; older records have none."""
     meaning = f"Mean F-measure of the {units} that a text and its original share."
@@ -451,9 +470,7 @@ IMAGE_METRICS: tuple[ImageMetric, ...] = (
         judged=lambda score: score.accuracy or 0.0,
         kinds=lambda kind: not kind.decibels and kind.headline != "rmse_mean",
     ),
-    _of_texts(
-        "tokens_in_set", "Tokens found", "Share of a text's tokens that came out anywhere.", lambda t: t.in_set, SHARE
-    ),
+    _tokens_in_any_order(),
     _of_texts("texts_exact", "Exact texts", "Share of texts that came out word for word.", lambda t: t.exact, SHARE),
     _of_texts(
         "facts_found",

@@ -25,7 +25,7 @@ from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.modality import IMAGE, Modality, modality_from
 from ppbench.metrics.perceptual import Network, measurable
 from ppbench.metrics.recognition import Gallery
-from ppbench.metrics.text import text_figures, tokens_of
+from ppbench.metrics.text import share_in_text, text_figures, tokens_of
 from ppbench.questions.image_metrics import ABOVE_DB, ImageScore, LayerScore, TextScore, score_figures
 from ppbench.questions.inquiry import Scored, Yardstick
 from ppbench.questions.recognition import Recognition
@@ -203,7 +203,7 @@ def score_images(
     truths = [victims.truth(unit) for unit in victims.units]
     modality = modality or modality_from(truths[0].x.shape[1:])
     mean = None if yardstick is None else yardstick.mean
-    measure = _UnitMeasure(data_range, mean, encoding, modality)
+    measure = _UnitMeasure(data_range, mean, () if yardstick is None else yardstick.tokens, encoding, modality)
     scores: list[ImageScore] = []
     matched: list[Tensor] = []
     for unit, truth, guess in zip(victims.units, truths, guesses, strict=True):
@@ -292,11 +292,13 @@ def _ratio(plain: Evidence | None, truth: Data, units: int) -> float | None:
 
 @dataclass(frozen=True)
 class _UnitMeasure:
-    """Measures the guess about one unit. mean: the blind guess, None: it is not measured; encoding: of rows or
-    texts."""
+    """Measures the guess about one unit. mean: the blind guess, None: it is not measured; tokens: the same of texts in
+    any order; encoding: of rows or texts.
+    """
 
     data_range: DataRange
     mean: Tensor | None
+    tokens: tuple[int, ...]
     encoding: Columns | Vocabulary | None
     modality: Modality
 
@@ -318,7 +320,12 @@ class _UnitMeasure:
         tokens, original = tokens_of(guess), tokens_of(truth)
         figures = asdict(text_figures(tokens, original, self.encoding))
         del figures["in_place"]  # the score's accuracy
-        return TextScore(guess=self.encoding.text(tokens), truth=self.encoding.text(original), **figures)
+        return TextScore(
+            guess=self.encoding.text(tokens),
+            truth=self.encoding.text(original),
+            blind_in_set=share_in_text(self.tokens, original) if self.tokens else None,
+            **figures,
+        )
 
     def scores(self, guess: Guess, images: Tensor, truth: Data) -> list[dict[str, Any]]:
         """Return the score of each image of a unit, by field of `ImageScore`; images: from `matched`."""

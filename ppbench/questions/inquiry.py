@@ -68,12 +68,13 @@ class Yardstick:
     """References for measuring reconstructions, beside the truth.
 
     mean: [*shape], of public examples, a blind guess; network: for LPIPS and feature errors; gallery: held-out images
-    for recognition. What is None is not measured.
+    for recognition; tokens: of texts, a blind guess in any order. What is None, or empty, is not measured.
     """
 
     mean: Tensor | None = None
     network: Network | None = None
     gallery: Gallery | None = None
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Literal
 from ppbench.metrics.intervals import CONFIDENCE, lower_bound, upper_bound
 from ppbench.metrics.modality import IMAGE, Modality, modality_of
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import Pick, median_of
+from ppbench.questions.image_metrics import IN_ANY_ORDER, Pick, median_of
 from ppbench.questions.recognition import RECOGNITION_METRICS, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
@@ -102,8 +102,20 @@ class Side:
         if self.worst is None:
             return ()
         candidates: list[Measured] = [self.worst, *self.cells]
-        tops = ((name, best(candidates, name)) for name in self.modality.readers)
+        tops = ((name, best((c for c in candidates if _has_chance(c, name)), name)) for name in self.modality.readers)
         return tuple((name, top) for name, top in tops if top is not None)
+
+    def amount_words(self, value: float, rebuilt: bool) -> str:
+        """Return a figure of the modality's headline as words append it to a level, with a leading space.
+
+        Texts that are recognizable by their tokens in any order alone have that share.
+        """
+        clear = dict(self.clear)
+        if rebuilt or set(clear) != {IN_ANY_ORDER}:
+            return self.modality.beside(value, rebuilt)
+        metric = clear[IN_ANY_ORDER].metric(IN_ANY_ORDER)
+        assert metric is not None and metric.value is not None  # it is clear
+        return f" at {metric.value:.0%} of {self.modality.parts} in any order"
 
     @cached_property
     def clear(self) -> tuple[tuple[str, Measured], ...]:
@@ -165,6 +177,12 @@ class Side:
         if any(self._more(name, top) or _ends(name, worst)[1] >= UNSEEN_MARGIN for name, top in self.readers):
             return False
         return not self.modality.decibels or (self.gain is not None and (self.gain.high or 0.0) < GAIN_DB)
+
+
+def _has_chance(record: Measured, name: str) -> bool:
+    """Return whether a blind guess was measured beside a metric, which older records lack."""
+    metric = record.metric(name)
+    return metric is not None and metric.chance is not None
 
 
 def _begins(metric: Metric | None, level: float) -> bool:

@@ -91,7 +91,7 @@ def yardstick_of(experiment: Experiment) -> Yardstick:
     measured = modality.perceptual and measurable(task.plan.spec.shape)
     known = feature_network(experiment.config.weights) if measured else None
     blind = modality.blind_guess(seen.x)
-    return Yardstick(blind.cpu(), known, task.gallery(known))
+    return Yardstick(blind.cpu(), known, task.gallery(known), modality.blind_tokens(seen.x))
 
 
 def prepare_federation(experiment: Experiment, group: CellGroup, out: Path) -> tuple[Federation, TrainingResult]:

@@ -32,6 +32,7 @@ from ppbench.federation.plan import Data, Plan
 from ppbench.federation.threats import THREATS, threat_model
 from ppbench.federation.view import Transcript
 from ppbench.metrics.modality import modality_of
+from ppbench.metrics.text import share_in_text, tokens_of
 from ppbench.questions.base import missing_sentences, question_for
 from ppbench.questions.inquiry import Inquiry, Probe, Scored, TargetModel, Yardstick
 from ppbench.records.run_files import commitment, salt_of, training_of
@@ -308,10 +309,12 @@ def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _
         notes.wrong(record, f"the originals beside its scores are not the victims' images in {record.config.data.name}")
         return
     seen = task.test if task.public is None else task.public
-    mean = modality_of(record.config).blind_guess(seen.x)
+    modality = modality_of(record.config)
+    mean, tokens = modality.blind_guess(seen.x), modality.blind_tokens(seen.x)
     nearly = EPSILON_TOLERANCE + rounding
     if images.blind is not None and not torch.allclose(torch.from_numpy(images.blind[0]), mean, atol=nearly):
         notes.wrong(record, "its blind guess is not the mean of the examples that all may see")
+    _check_blind_tokens(record, truth.x, tokens, notes)
     gallery, scores = task.gallery(), image_scores(record)
     if drawn or gallery is None or any(score.recognition is None for score in scores):
         return
@@ -324,6 +327,17 @@ def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _
             return
     if record.config.perceptual:
         notes.miss("lpips, feat_mse and recognition by features", "they need the weights")
+
+
+def _check_blind_tokens(record: Record, truth: torch.Tensor, tokens: Sequence[int], notes: _Notes) -> None:
+    """Note a text whose blind guess in any order is not that of `tokens`; truth: [N, L], the victims' texts."""
+    from ppbench.questions.reconstruction import image_scores
+
+    for score, text in zip(image_scores(record), truth, strict=True):
+        stated = None if score.text is None else score.text.blind_in_set
+        if stated is not None and abs(stated - share_in_text(tokens, tokens_of(text))) > EPSILON_TOLERANCE:
+            notes.wrong(record, "its blind guess in any order is not that of the texts that all may see")
+            return
 
 
 def _seen(recognition: Any) -> tuple[object, ...]:

@@ -104,10 +104,10 @@ def _undefended(boards: Sequence[Board]) -> str:
         return ""
     leak = max(leaks, key=lambda one: (SEVERITY[one.level], taken_share(one.worst)))  # type: ignore[arg-type]  # chosen so
     assert leak.worst is not None  # chosen so
-    metric, modality = leak.worst.metric(rebuilding(leak.worst)), leak.everybody.modality
+    metric, side = leak.worst.metric(rebuilding(leak.worst)), leak.everybody
     figure = None if metric is None else metric.value
-    amount = "" if figure is None else modality.beside(figure, leak.level == "rebuilt")
-    return f"; of the undefended model {leak.noun} are {leak.level}{amount}{modality.example(leak.worst.victims)}"
+    amount = "" if figure is None else side.amount_words(figure, leak.level == "rebuilt")
+    return f"; of the undefended model {leak.noun} are {leak.level}{amount}{side.modality.example(leak.worst.victims)}"
 
 
 def costs_alone(tables: Sequence[Overview]) -> bool:

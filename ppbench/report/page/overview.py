@@ -267,7 +267,7 @@ def amount_words(setting: Setting) -> str:
     metric = setting.metric
     if metric is None or metric.value is None or setting.leak is None:
         return ""
-    return setting.leak.everybody.modality.beside(metric.value, setting.leak.level == "rebuilt")
+    return setting.leak.everybody.amount_words(metric.value, setting.leak.level == "rebuilt")
 
 
 def figures_words(setting: Setting) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.labels import multiset_chance
 from ppbench.metrics.modality import modality_of
+from ppbench.questions.image_metrics import IN_ANY_ORDER
 from ppbench.questions.membership import BATCH_ASR
 from ppbench.questions.recognition import gallery_size
 from ppbench.records.figure import Figured, best, grouped
@@ -262,7 +263,7 @@ def _reading_words(name: str, share: str, record: Figured | None) -> str:
     parts = "" if record is None else modality_of(record.config).parts
     if name.startswith("reidentified"):
         return f"{share} found among {gallery} others{by_what}{chance}"
-    return f"{share} of {parts} read{by_what}{chance}"
+    return f"{share} of {parts} read{' in any order' if name == IN_ANY_ORDER else by_what}{chance}"
 
 
 def _clauses(leak: Leak) -> str:
