@@ -6,8 +6,8 @@ explains of what the chosen ones leave (rank-aware order recursive matching purs
 in Joint Sparse Recovery", IEEE Transactions on Information Theory 2012). Then each place is chosen again, given all
 others, until the rows are explained whole, which wrong tokens never do.
 
-Measured (docs/benchmarks.md): of letters of 22 tokens all from 6 rows on; of reviews of 32 tokens on MiniLM, with 30,522
-tokens, 97 % of 16 rows and 41 % of 8.
+Measured (docs/benchmarks.md): of letters of 22 tokens all from 6 rows on; of reviews of 32 tokens on MiniLM, which has
+30,522 tokens, 97 % of 16 rows and 41 % of 8.
 """
 
 from __future__ import annotations
