@@ -443,6 +443,18 @@ def test_a_blind_guess_in_any_order_shares_most_with_texts():
     assert share_in_text((5, 5), [0, 0]) == 0.0 == share_in_text((0, 0), [3, 0])
 
 
+@pytest.mark.parametrize(("inputs", "sizes", "full"), [
+    (12, [1.0] * 8, True),
+    (12, [1.0] * 7 + [1e-7], True),  # rounding hides a row
+    (12, [1.0] * 5 + [0.0] * 3, False),  # five inputs were read
+    (8, [1.0] * 8, False),
+])  # fmt: skip
+def test_a_space_is_full_where_its_rows_may_mix_more_inputs(inputs, sizes, full):
+    draws = torch.Generator().manual_seed(0)
+    rows = torch.linalg.qr(torch.randn(16, 8, generator=draws))[0].T
+    assert row_space([torch.tensor(sizes)[:, None] * rows], 0.0, inputs).full == full
+
+
 # -- searches ---------------------------------------------------------------------------------------------------------
 def test_vectors_become_the_tokens_of_the_nearest_embeddings():
     table = torch.eye(5)

@@ -271,7 +271,7 @@ class RowSpace:
 
     weights: [R], s^2 / (s^2 + floor^2) of the singular value s; floor: singular values of noise and rounding, relative
     to the gradient's norm. whole: whether its singular values end far above the floor, so that none is hidden by it.
-    full: whether its layers were read by more inputs, maybe, than their gradients have rows, and all rows are taken.
+    full: whether its layers read more inputs, maybe, than their gradients have rows, which then mix them.
     """
 
     rows: Tensor
@@ -334,7 +334,7 @@ def row_space(gradients: Sequence[Tensor], noise: float, inputs: int) -> RowSpac
     seen = sizes[weights > 0.5]
     condition = float(sizes[0] / seen[-1]) if len(seen) else 1 / ROUNDED_SIZE
     whole = 0 < len(seen) < len(sizes) and float(seen[-1]) > 5 * floor and float(sizes[len(seen)]) < 0.2 * floor
-    full = len(seen) == len(matrix) < min(matrix.shape[1], inputs)
+    full = len(matrix) < min(matrix.shape[1], inputs) and not whole
     return RowSpace(rows.float(), weights.float(), condition, floor, whole, full)
 
 
