@@ -80,7 +80,7 @@ def test_a_page_is_drawn_without_training(store, share, monkeypatch):
     write_board(store, PAPER_CLAIMS)
     page = store.html_path.read_text()
     assert ("HARNESS FAULT" in page, "Controls hold." in page) == (share == 0.0, share != 0.0)
-    assert ("Not known: no outcome of the harness&#39;s self-test" in page) == (share is None)
+    assert ("Not known: these records lack the outcome of the harness&#39;s self-test" in page) == (share is None)
     assert ("are rebuilt by an aware attacker" in page) == (share != 0.0), "what is not known withholds no rank"
     assert up_to_date(store, PAPER_CLAIMS) and verify(store.out) == []
 
