@@ -53,10 +53,10 @@ def rows(*parts: torch.Tensor) -> list[bytes]:
 @pytest.fixture
 def repeated(tmp_path):
     """Return the options of texts of which each stands five times in the file, in both parts, and 40 others once."""
-    said = [(f"meet me at {i} in room {i % 7}", "work") for i in range(30)] * 5
-    said += [(f"you won {i} euros", "spam") for i in range(30)] * 5
-    said += [(f"number {i} of one", "work" if i % 2 else "spam") for i in range(40)]
-    (tmp_path / "mail.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in said))
+    mails = [(f"meet me at {i} in room {i % 7}", "work") for i in range(30)] * 5
+    mails += [(f"you won {i} euros", "spam") for i in range(30)] * 5
+    mails += [(f"number {i} of one", "work" if i % 2 else "spam") for i in range(40)]
+    (tmp_path / "mail.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in mails))
     return dict(
         dataset=f"text:{tmp_path / 'mail.csv'}?length=8", model="transformer", model_options={}, train=None, public=0.0
     )
@@ -70,8 +70,9 @@ def test_a_duplicate_of_what_is_trained_on_is_no_candidate_that_is_left_out(repe
     trained = {*rows(*(data.x for data in totals.shards(0).values()))}
     out = rows(totals.candidates.x[average & ~totals.keep[0]])
     assert len(out) > 5 and not trained & {*out}
-    asked = choose_candidates(task.shards, task.test, 40, Seeds(0))
-    assert len(asked.x) > 3 and not {*rows(*(d.x for d in task.shards.values()))} & {*rows(asked.x[~asked.member])}
+    candidates = choose_candidates(task.shards, task.test, 40, Seeds(0))
+    trained = {*rows(*(shard.x for shard in task.shards.values()))}
+    assert len(candidates.x) > 3 and not trained & {*rows(candidates.x[~candidates.member])}
     assert (
         "test examples are training examples too: accuracy counts them, questions about members pass"
         in experiment.notes[-1]

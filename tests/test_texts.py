@@ -386,6 +386,15 @@ def test_adapters_that_have_learned_give_away_texts_longer_than_their_rank(data,
     assert shares[0] < 0.5 and not guess.is_exact
 
 
+@pytest.mark.parametrize("model", ["transformer", "gpt"])
+@pytest.mark.parametrize(("width", "rank"), [(24, 1), (24, 8), (28, 1), (28, 2), (32, 1)])
+def test_a_text_as_long_as_the_network_is_wide_is_not_called_exact(data, model, width, rank):
+    """Nearly any 22 to 24 tokens span the rows of such adapters."""
+    for start in (10, 20):
+        guess, _ = read(data, model, 1, start, learned=True, lora=rank, width=width)
+        assert not guess.is_exact and guess.confidence == 1.0
+
+
 def test_a_factor_and_a_sum_change_nothing(data):
     guess, shares = read(data, change=lambda g: {name: -1e-3 * value for name, value in g.items()})
     assert shares == [1.0] and guess.is_exact

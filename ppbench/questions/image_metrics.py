@@ -306,9 +306,10 @@ def _tokens_in_any_order() -> ImageMetric:
     metric = _of_texts(IN_ANY_ORDER, "Tokens found", meaning, lambda text: text.in_set, SHARE)
 
     def compute(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
-        blind = [s.text.blind_in_set for s in scores if s.text is not None and s.text.blind_in_set is not None]
+        blind = [score.text.blind_in_set for score in scores if score.text is not None]
+        known = [share for share in blind if share is not None]
         figure = metric.compute(spec, scores, classes, seed)
-        return replace(figure, chance=sum(blind) / len(blind) if blind else None)
+        return replace(figure, chance=sum(known) / len(known) if known and len(known) == len(blind) else None)
 
     return replace(metric, compute=compute)
 

@@ -155,7 +155,7 @@ def secret_rows(records: Sequence[Record]) -> list[SettingRow]:
 def judged_keys(keys: Iterable[Key], *preferred: Set[Key]) -> set[Key]:
     """Return those settings whose scene is judged for its training, adversary, probe and role: the easiest (`easiest`).
 
-    preferred: settings whose scenes come first, where there are any: what leaks in one scene is hidden in none.
+    preferred: settings whose scenes come first, if there are any, in this order: a leak in one scene counts.
     """
     groups = grouped(keys, lambda key: key.only((*TRAINED, "threat", "auxiliary", "probing", "role")))
     judged = set[Key]()
@@ -168,7 +168,7 @@ def judged_keys(keys: Iterable[Key], *preferred: Set[Key]) -> set[Key]:
 def judged_leaks(leaks: Mapping[Key, Leak]) -> set[Key]:
     """Return the settings, by `SETTING`, in whose scene inputs are judged: where they leak, else the easiest.
 
-    Nothing withstands whose attacks failed in some scene where the undefended model falls: it comes before the easiest.
+    A scene in which attacks failed, and the undefended model falls, comes before the easiest: it is undecided.
     """
     falling = {key for key, leak in leaks.items() if leak.falls}
     failed = {key for key, leak in leaks.items() if leak.lacking and leak.undefended and leak.undefended.falls}

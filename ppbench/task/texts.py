@@ -202,9 +202,9 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     frames = _frames(path)
     column, label = _columns(frames[0], options, path)
     texts, values = ([one for some in frames for one in _entries(some[name])] for name in (column, label))
-    said = [text if value else "" for text, value in zip(texts, values, strict=True)]  # the vocabulary is of rows kept
-    tokens, vocabulary = _encoded(said, options)
-    kept = [k for k, text in enumerate(said) if text and any(token != PADDING for token in tokens[k])]
+    labelled = [text if value else "" for text, value in zip(texts, values, strict=True)]  # others give no words
+    tokens, vocabulary = _encoded(labelled, options)
+    kept = [k for k, text in enumerate(labelled) if text and any(token != PADDING for token in tokens[k])]
     classes = sorted({values[k] for k in kept})
     if not 2 <= len(classes) <= len(kept) // 2:
         fault = f"has {len(classes)} distinct values in {len(kept)} rows"

@@ -19,7 +19,7 @@ from ppbench.attacks.active.text_trap import last_norm, text_trap, trapped_featu
 from ppbench.attacks.active.token_bins import shown_texts
 from ppbench.attacks.active.wiring import ActiveInversion, WiredLayer, passing, shown_images, silent_weights, wiring
 from ppbench.attacks.reconstruction.search.starts import PosedVictim
-from ppbench.base.tree import Params
+from ppbench.base.tree import Params, detached, moved
 from ppbench.base.vocabulary import PADDING
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
@@ -88,7 +88,7 @@ class TextTrap:
 
 
 def _weights_of(before: Before) -> Params:
-    return {name: value.detach().cpu() for name, value in before.server.params.items()}
+    return moved(detached(before.server.params), torch.device("cpu"))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.func import jvp, vjp
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
-from ppbench.base.tree import Params
+from ppbench.base.tree import Params, detached, moved
 from ppbench.federation.contract import Server
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
@@ -435,7 +435,7 @@ class ActiveInversion(Attack):
         inputs, server = self.blank(victim), _server_of(view, victim.challenge.unit[0])
         if victim.evidence is None or server is None:
             return Guess(x=inputs, evaluations=1)
-        params = {name: value.detach().cpu() for name, value in server.params.items()}
+        params = moved(detached(server.params), torch.device("cpu"))
         shown = self.read(view.plan, params, victim.evidence, len(inputs))
         inputs[: len(shown)] = shown.float()
         return Guess(x=inputs, evaluations=1)

@@ -4,7 +4,8 @@ Every row is a mixture of the inputs of all tokens, so no single input lies in t
 inputs, one for each place, of a known table: joint sparse recovery. Tokens are chosen greedily, each by how much it
 explains of what the chosen ones leave (rank-aware order recursive matching pursuit: Davies and Eldar, "Rank Awareness
 in Joint Sparse Recovery", IEEE Transactions on Information Theory 2012). Then each place is chosen again, given all
-others, until the rows are explained whole, which wrong tokens never do.
+others, until the rows are explained whole. Wrong tokens do that too where they span nearly the whole space: a text
+counts as read only if the rows hold more than it takes to choose its tokens (`_is_determined`).
 
 Measured (docs/benchmarks.md): of letters of 22 tokens all from 6 rows on; of reviews of 32 tokens on MiniLM, which has
 30,522 tokens, 97 % of 16 rows and 41 % of 8.
@@ -23,6 +24,8 @@ from ppbench.base.vocabulary import PADDING
 
 ATTEMPTS, SWEEPS = 3, 8
 """How often half of the best tokens are given up for others, and then all places are chosen again, at most."""
+SAFETY = 2.0
+"""How many times the bits that choose a text its rows must hold, for their search tries many."""
 LEAST_ROOM = 0.02
 """Share of an input's square that counts, at least, as outside the others: less is rounding."""
 LEAST_LEFT = 1e-4
@@ -32,7 +35,8 @@ LEAST_LEFT = 1e-4
 def text_of_mixtures(inputs: SummedInputs, words: Tensor, space: RowSpace, generator: torch.Generator) -> ReadText:
     """Return the text whose inputs, together, span the rows of a space best.
 
-    words: the tokens [N] of `inputs`. The text's distance is that of the rows from what its inputs span.
+    words: the tokens [N] of `inputs`. The text's distance is that of the rows from what its inputs span; 1 where wrong
+    tokens might explain them as well.
     """
     rows, best, least = space.rows[space.weights > 0.5], dict[int, int](), math.inf
     for _ in range(ATTEMPTS):
@@ -45,7 +49,18 @@ def text_of_mixtures(inputs: SummedInputs, words: Tensor, space: RowSpace, gener
             break
     needed = {place: token for place, token in best.items() if _is_needed(inputs, rows, best, place, space)}
     tokens = tuple(int(words[needed[i]]) if i in needed else PADDING for i in range(len(inputs.place)))
-    return ReadText(tokens, _distance(rows, _span(inputs, needed)))
+    is_determined = _is_determined(rows, len(needed), len(words), space.read_distance)
+    return ReadText(tokens, _distance(rows, _span(inputs, needed)) if is_determined else 1.0)
+
+
+def _is_determined(rows: Tensor, chosen: int, words: int, limit: float) -> bool:
+    """Return whether rows [R, D] that so many tokens of `words` explain to `limit` tell them from wrong ones.
+
+    Each row lies within `limit` of their span in D - 1 - `chosen` directions (a norm leaves out one), which wrong
+    tokens do by a chance of `limit` each; there are `words` to the power of `chosen` texts.
+    """
+    free = max(rows.shape[1] - 1 - chosen, 0)
+    return len(rows) * free * -math.log2(limit) > SAFETY * chosen * math.log2(max(words, 2))
 
 
 def _exchanged(
