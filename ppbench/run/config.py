@@ -81,8 +81,9 @@ TEXT_BUDGETS: dict[str, Scalar] = {
     "adaptive_server.budget": 60,  # at 40 it has 66 % of the tokens under dp at 0.01, at 60 97 %
     **{f"{attack}.budget": 40 for attack in ("adaptive_dp", "adaptive_ppdl", "ig", "ig_masked")},
 }
-"""The same for texts, with which an evaluation ends in two minutes; not behind adapters of low rank, where rows tell
-nothing: there searches read 12 to 18 % of a letter with these, 82 % (rank 4) and 100 % (rank 16) with their own.
+"""The same for texts, with which an evaluation ends in two minutes; not behind adapters of low rank, whose rows tell
+nothing before they have learned: there searches read 12 to 18 % of a letter with these, 82 % (rank 4) and 100 % (rank
+16) with their own.
 """
 PRESETS: dict[str, dict[str, Any]] = {
     # One start per victim, no tuning, no cells that cannot show anything: all has to end within 60 s on two cores.
