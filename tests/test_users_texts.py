@@ -19,6 +19,7 @@ from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
 from ppbench.federation.wire import Slot
 from ppbench.metrics.modality import TEXT
+from ppbench.nets.model_object import held_network
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.config import configure
 from ppbench.run.task import make_task
@@ -168,6 +169,41 @@ def test_a_decoder_gives_its_texts_away_to_the_last_token(count: int, tied: bool
     assert result.attack == "token_rows" and result.accuracy(ids) == [1.0] * count and result.y is None
     assert result.mismatch is not None and result.mismatch < 1e-9 and sorted(result.x.tolist()) == sorted(ids.tolist())
     assert result.solved_mismatch is not None and result.solved_mismatch < 1e-6
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_texts_are_read_where_places_are_relative(count: int) -> None:
+    torch.manual_seed(0)
+    module, ids = users_texts.Rotary(), torch.randint(2, 60, (count, 10))
+    result = ppbench.invert(module, next_token_gradient(module, ids), (10,), loss="next_token", batch=count)
+    assert result.attack == "token_rows" and result.accuracy(ids) == [1.0] * count
+    assert result.solved_mismatch is not None and result.solved_mismatch < 1e-6
+
+
+def test_the_order_of_an_encoders_text_is_read_where_something_tells_it() -> None:
+    torch.manual_seed(0)
+    ids, labels = torch.randint(2, 60, (1, 8)), torch.tensor([1])
+    for places, heads, exact in ((True, 4, True), (True, 1, False), (False, 4, False)):
+        module = users_texts.Rotary(3, decoder=False, places=places, heads=heads)
+        found = ppbench.invert(module, gradient_of(module, ids, labels), (8,), attack="token_rows", planted=False)
+        assert all(layer.exact for layer in found.layers) == exact == (found.accuracy(ids) == [1.0])
+        assert {*ids[0].tolist()} == {*found.x[0].tolist()} - {0}
+
+
+def test_a_batch_of_more_texts_than_are_put_together_is_not_called_exact() -> None:
+    torch.manual_seed(0)
+    module, ids = users_texts.Encoder(4, 60), torch.randint(2, 60, (5, 6))
+    slopes = gradient_of(module, ids, torch.tensor([0, 1, 2, 3, 1]))
+    found = ppbench.invert(module, slopes, (6,), batch=5, attack="token_rows", planted=False)
+    assert found.accuracy(ids) != [1.0] * 5 and not any(layer.exact for layer in found.layers)
+
+
+def test_layers_that_start_alike_read_the_same_only_if_they_do_after_training() -> None:
+    torch.manual_seed(0)
+    module = users_texts.Rotary(parallel=True)
+    plan = Plan(held_network(module, (6,), texts=True, every_token=True).spec, 1)
+    assert linear_groups(plan).names[0] == ("features.q", "features.k", "features.v")
+    assert linear_groups(plan).names[1] == ("features.wide",) and linear_groups(plan).alone == 2
 
 
 def test_each_token_adds_to_the_rank_of_the_last_layer() -> None:

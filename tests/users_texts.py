@@ -26,6 +26,46 @@ class Encoder(nn.Module):
         return self.out(self.block(self.tokens(ids) + self.places(places)).mean(1))  # type: ignore[no-any-return]
 
 
+def rotated(x: Tensor) -> Tensor:
+    """Return queries or keys [..., L, D] turned by their places (rotary embeddings, RoPE)."""
+    rates = 100 ** (-torch.arange(0, x.shape[-1], 2) / x.shape[-1])
+    angle = torch.arange(x.shape[-2])[:, None] * rates.to(x)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    turned = even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()
+    return torch.stack(turned, -1).flatten(-2)
+
+
+class Rotary(nn.Module):
+    """One block whose queries and keys alone know the place, as in Llama; `places` False: none does.
+
+    It answers by classes, or, as a decoder, predicts each next token. parallel: attention and MLP read the same tokens,
+    each behind a norm of its own, as in Pythia.
+    """
+
+    def __init__(
+        self, num_classes: int = 60, decoder: bool = True, places: bool = True, parallel: bool = False, heads: int = 4
+    ) -> None:
+        super().__init__()
+        self.decoder, self.places, self.parallel, self.heads = decoder, places, parallel, heads
+        self.tokens, self.first, self.second = nn.Embedding(60, WIDTH), nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.wide, self.narrow = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, num_classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.tokens(ids)
+        q, k, v = (
+            part(self.first(h)).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
+        q, k = (rotated(q), rotated(k)) if self.places else (q, k)
+        likeness = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
+        if self.decoder:
+            likeness = likeness - 1e9 * torch.ones_like(likeness).triu(1)
+        mixed = h + self.o((likeness.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        y = mixed + self.narrow(torch.relu(self.wide(self.second(h if self.parallel else mixed))))
+        return self.out(y) if self.decoder else self.out(y.mean(1))  # type: ignore[no-any-return]
+
+
 class Masked(Encoder):
     """It passes padding over by the mask that it is handed, and answers as `transformers` does."""
 

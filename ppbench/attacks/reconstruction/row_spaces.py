@@ -30,8 +30,12 @@ LEAST_FREE = 0.02
 """Share of directions that a row space must leave free to tell anything."""
 BEHIND = 3
 """Groups of layers whose inputs depend on the text that are looked at: those behind the first attention."""
+SHIFT = 0.1
+"""Size of the shifts of a network's weights by which it is seen which layers read the same."""
 SKETCHES = 16
 """Directions orthogonal to the row space by which nearly all tokens are ruled out, before the distance is computed."""
+SHORTLISTS = (64, 512)
+"""Tokens of a place whose distance is computed: for one text, and for more, whose tokens may seem to stand anywhere."""
 BLOCK = 512
 """Tokens, or texts, that pass the network at once."""
 
@@ -117,7 +121,11 @@ def linear_groups(plan: Plan) -> LinearGroups:
     """Return the linear layers of a network of texts that read every token; none of other networks."""
     if not plan.net.embedding:
         return LinearGroups()
-    net, params = plan.net, initial(plan.spec, 0)
+    net, draws = plan.net, torch.Generator().manual_seed(0)  # layers that start alike, or at 0, part in training
+    params = {
+        name: value + SHIFT * (1 + value.abs()) * torch.rand(value.shape, generator=draws)
+        for name, value in initial(plan.spec, 0).items()
+    }
     linear = [name for name, part in net.module.named_modules() if _is_linear(part)]
     length = plan.spec.shape[0]
     texts = torch.full((3, length), 1.0)
@@ -209,6 +217,13 @@ class TextReader:
                 self.plan.net(self.params, block)
             parts.append([read[name] for name in names[: group + 1]])
         return [torch.cat(some) for some in zip(*parts, strict=True)]
+
+    def tells_places(self, group: int) -> bool:
+        """Return whether what a group reads depends on the order of tokens: not before relative places (rotary)."""
+        length, most = self.plan.spec.shape[0], max(self.plan.net.rows - 1, 1)
+        text = PADDING + 1 + torch.arange(float(length))[None] % most
+        there, back = self.inputs(text, group)[group], self.inputs(text.flip(1), group)[group]
+        return length == 1 or not torch.allclose(there, back.flip(1), rtol=1e-4, atol=1e-5)
 
     def rough_distances(self, words: Tensor, sketch: Tensor, group: int) -> Tensor:
         """Return how far from 0 directions [D, S] are on what a group reads of words [N] at each place, [L, N]."""
@@ -373,8 +388,62 @@ class ReadText:
     tokens: tuple[int, ...]
     distance: float
 
+    def inputs(self, places: bool, padding: Sequence[bool] = ()) -> set[tuple[int, int]]:
+        """Return its different inputs, places (0 where they are not told, without `places`) and tokens.
+
+        padding: the places at which padding is read as a token is; at none by default.
+        """
+        is_read = [bool(padding) and padding[i] for i in range(len(self.tokens))]
+        return {(i * places, one) for i, one in enumerate(self.tokens) if one != PADDING or is_read[i]}
+
 
 def one_by_place(text: ReadText, group: int, space: RowSpace) -> NearTokens:
     """Return the tokens of a text as the only ones that may stand at their places."""
     tokens = tuple((one,) if one != PADDING else () for one in text.tokens)
     return NearTokens(tokens, tuple((text.distance,) * len(one) for one in tokens), group, space)
+
+
+# -- Which tokens may stand where --
+
+
+def tokens_present(reader: TextReader, observed: Params, noise: float) -> Tensor:
+    """Return the tokens, int64, whose embeddings were read: those of others have no gradient. All if it is not seen."""
+    assert reader.plan.vocabulary is not None
+    tokens = torch.arange(PADDING + 1, len(reader.plan.vocabulary))
+    table = observed.get(reader.plan.net.embedding)
+    if table is None:
+        return tokens
+    sizes = table.detach().double().norm(dim=1).cpu()
+    alone = noise * math.sqrt(table.shape[1])  # the size of a row of noise
+    return tokens[sizes[tokens] > max(ROUNDED_SIZE * float(sizes.max()), 1.25 * alone)]
+
+
+def near_tokens(
+    reader: TextReader, group: int, space: RowSpace, words: Tensor, count: int, generator: torch.Generator
+) -> NearTokens:
+    """Return the tokens of `words` near the row space of a group's gradient at each place.
+
+    count: texts of the batch. As many tokens may stand at a place, or all of its tokens where no place is told.
+    """
+    length = reader.plan.spec.shape[0]
+    count = count if reader.tells_places(group) else count * length
+    if not len(words):
+        return NearTokens(((),) * length, ((),) * length, group, space)
+    rough = reader.rough_distances(words, space.sketch(generator), group)
+    near = words[rough.topk(min(SHORTLISTS[count > 1], len(words)), dim=1, largest=False).indices]
+    x = reader.inputs(near.T.float(), group)[group]  # row r holds the r-th nearest token of each place
+    distances, order = space.distance(x).T.cpu().sort(dim=1)
+    tokens_near = near.gather(1, order)
+    usual = float(distances[:, 0].median())
+    limit = max(space.read_distance, min(10 * usual, 0.5 * math.sqrt(max(space.free, 0.0))))
+    kept = [int((row < limit).sum()) for row in distances]
+    most = [
+        min(number, max(2 * count, int((row < space.read_distance).sum())))
+        for number, row in zip(kept, distances, strict=True)
+    ]
+    return NearTokens(
+        tuple(tuple(row[:n].tolist()) for row, n in zip(tokens_near, most, strict=True)),
+        tuple(tuple(row[:n].tolist()) for row, n in zip(distances, most, strict=True)),
+        group,
+        space,
+    )

@@ -5,7 +5,8 @@ of the first attention the input of a token is a known function of the token and
 (Petrov et al., DAGER, NeurIPS 2024). Behind it the input depends on the text: the rows of the next layers tell which
 tokens stand in one text, of a decoder from left to right, of an encoder by sorting them (`token_pairs`) and exchanging
 those that are wrong until all inputs lie in the row space. No label, no loss and no factor of the gradient enters. A
-gradient of fewer rows than tokens, as that of adapters of low rank, is a mixture: see `mixed_rows`.
+gradient of fewer rows than tokens, as that of adapters of low rank, is a mixture: see `mixed_rows`. Where places are
+relative (rotary), no token's input tells its place: which tokens were read is known first, and their order behind it.
 
 Where texts are their own targets (the next-token loss), no layer reads what behind which nothing is predicted: a text's
 last token. The head's gradient shows it, once the others are known (`with_last_tokens`). This head reads every token:
@@ -35,14 +36,15 @@ from ppbench.attacks.reconstruction.row_spaces import (
     FAR_BEHIND,
     LEAST_FREE,
     READ_DISTANCE,
-    ROUNDED_SIZE,
     NearTokens,
     ReadText,
     RowSpace,
     TextReader,
     linear_groups,
+    near_tokens,
     one_by_place,
     spaces_of,
+    tokens_present,
 )
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.attacks.reconstruction.token_pairs import texts_by_cotangents, token_pairs
@@ -54,55 +56,6 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.nets.classifier import HEAD_NAMES
 from ppbench.nets.net import token_losses
-
-SHORTLISTS = (64, 512)
-"""Tokens of a place whose distance is computed: for one text, and for more, whose tokens may seem to stand anywhere."""
-
-
-# -- Which tokens may stand where --
-
-
-def tokens_present(reader: TextReader, observed: Params, noise: float) -> Tensor:
-    """Return the tokens, int64, whose embeddings were read: those of others have no gradient. All if it is not seen."""
-    assert reader.plan.vocabulary is not None
-    tokens = torch.arange(PADDING + 1, len(reader.plan.vocabulary))
-    table = observed.get(reader.plan.net.embedding)
-    if table is None:
-        return tokens
-    sizes = table.detach().double().norm(dim=1).cpu()
-    alone = noise * math.sqrt(table.shape[1])  # the size of a row of noise
-    return tokens[sizes[tokens] > max(ROUNDED_SIZE * float(sizes.max()), 1.25 * alone)]
-
-
-def near_tokens(
-    reader: TextReader, group: int, space: RowSpace, words: Tensor, count: int, generator: torch.Generator
-) -> NearTokens:
-    """Return the tokens of `words` near the row space of a group's gradient at each place.
-
-    count: texts of the batch, at most so many or near ones.
-    """
-    length = reader.plan.spec.shape[0]
-    if not len(words):
-        return NearTokens(((),) * length, ((),) * length, group, space)
-    rough = reader.rough_distances(words, space.sketch(generator), group)
-    near = words[rough.topk(min(SHORTLISTS[count > 1], len(words)), dim=1, largest=False).indices]
-    x = reader.inputs(near.T.float(), group)[group]  # row r holds the r-th nearest token of each place
-    distances, order = space.distance(x).T.cpu().sort(dim=1)
-    tokens_near = near.gather(1, order)
-    usual = float(distances[:, 0].median())
-    limit = max(space.read_distance, min(10 * usual, 0.5 * math.sqrt(max(space.free, 0.0))))
-    kept = [int((row < limit).sum()) for row in distances]
-    most = [
-        min(number, max(2 * count, int((row < space.read_distance).sum())))
-        for number, row in zip(kept, distances, strict=True)
-    ]
-    return NearTokens(
-        tuple(tuple(row[:n].tolist()) for row, n in zip(tokens_near, most, strict=True)),
-        tuple(tuple(row[:n].tolist()) for row, n in zip(distances, most, strict=True)),
-        group,
-        space,
-    )
-
 
 # -- Which tokens stand in one text --
 
@@ -161,8 +114,9 @@ def _from_left(text_filter: TextFilter, near: NearTokens, count: int) -> list[Re
         open_ = sorted(longer, key=lambda one: one.distance)[: BEGINNINGS * count]
     texts = [*done, *open_]
     filled = [ReadText((*one.tokens, *[PADDING] * (length - len(one.tokens))), one.distance) for one in texts]
+    places = text_filter.reader.tells_places(near.group)  # without, a first token repeated is read as it is once
     return sorted(
-        filled, key=lambda one: (one.distance > text_filter.space.limit, one.tokens.count(PADDING), one.distance)
+        filled, key=lambda one: (one.distance > text_filter.space.limit, -len(one.inputs(places)), one.distance)
     )
 
 
@@ -449,7 +403,7 @@ class TokenRows(Attack):
     """
 
     name: ClassVar[str] = "token_rows"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     next_token: ClassVar[bool] = True
     exact: ClassVar[bool] = True
     reads_tokens: ClassVar[bool] = True
@@ -490,13 +444,13 @@ class TokenRows(Attack):
         near, text_filter, texts_read = read
         for row, one in zip(texts, cycle(texts_read), strict=False):  # copies of a text add nothing to read
             row[:] = torch.tensor(one.tokens, dtype=torch.float32)
-        limit = READ_DISTANCE if text_filter is None else text_filter.space.limit
-        solved = _solved(reader, near, texts_read, count, limit)
+        solved = _solved(reader, near, text_filter, texts_read, count)
         if plan.next_token:
             is_read = count <= self.largest_batch and solved.residual < FAR_BEHIND
             texts, explained = with_last_tokens(reader, observed, texts, Replay(evidence), tries=is_read)
             solved = replace(solved, exact=explained)
-        confidence = solved.residual if len(texts_read) >= count and near.space.free > LEAST_FREE else 1.0
+        is_sure = len(texts_read) >= count and near.space.free > LEAST_FREE and solved.determined > 0
+        confidence = solved.residual if is_sure else 1.0
         return Guess(x=texts, y=labels, confidence=confidence, evaluations=1, layers=(solved,))
 
     def _read(
@@ -517,13 +471,18 @@ class TokenRows(Attack):
             text = text_of_mixtures(inputs, words, spaces[group], victim.generator)
             return one_by_place(text, group, spaces[group]), None, [text]
         near = near_tokens(reader, group, spaces[group], words, count, victim.generator)
-        text_filter = self._filter(reader, spaces, count)
+        places = reader.tells_places(group)
+        text_filter = None if count == 1 and places else self._filter(reader, spaces, near, count)
         if text_filter is None:
-            return near, text_filter, _nearest(near, count)
+            return near, text_filter, _nearest(near, count, places)
         if _reads_back(reader):
-            return near, text_filter, _from_left(text_filter, near, count)
-        gradients = reader.gradients(observed, group)
-        return near, text_filter, _by_exchange(text_filter, near, gradients, count, victim.generator)
+            texts_read = _from_left(text_filter, near, count)
+        else:
+            gradients = reader.gradients(observed, group)
+            texts_read = _by_exchange(text_filter, near, gradients, count, victim.generator)
+        if not places and not any(one.distance < text_filter.space.limit for one in texts_read[:count]):
+            return near, None, _nearest(near, count, places)  # which tokens stand there is known even so
+        return near, text_filter, texts_read
 
     def _by_head(
         self, reader: TextReader, text_filter: TextFilter, words: Tensor, observed: Params, count: int
@@ -538,14 +497,21 @@ class TokenRows(Attack):
                 break
         return near, text_filter, texts_read
 
-    def _filter(self, reader: TextReader, spaces: Mapping[int, RowSpace], count: int) -> TextFilter | None:
-        """Return the filter that puts texts together; None of one text, of too many, and where rows tell nothing."""
+    def _filter(
+        self, reader: TextReader, spaces: Mapping[int, RowSpace], near: NearTokens, count: int
+    ) -> TextFilter | None:
+        """Return the filter that puts texts together; None of too many, and where rows tell nothing.
+
+        Some layers read nothing but sums of what is read before: behind one head of attention the rows hold any text.
+        """
         behind = {group: space for group, space in spaces.items() if group >= reader.groups.alone and space.tells}
-        if count == 1 or count > self.largest_batch or not behind:
+        if count > self.largest_batch:
             return None
-        freest = max(behind, key=lambda group: behind[group].free)
-        usual = next((group for group in sorted(behind) if behind[group].free > ENOUGH_FREE), freest)
-        return TextFilter(reader, usual, behind[usual])
+        usual = [group for group in sorted(behind) if behind[group].free > ENOUGH_FREE]
+        others = sorted({*behind} - {*usual}, key=lambda group: -behind[group].free)
+        filters = [TextFilter(reader, group, behind[group]) for group in (*usual, *others)]
+        arbitrary = torch.tensor([[some[i % len(some)] if some else PADDING for i, some in enumerate(near.tokens)]])
+        return next((one for one in filters if float(one.mean(arbitrary.float())) > FAR_BEHIND), None)
 
 
 ENOUGH_FREE = 0.3
@@ -560,29 +526,39 @@ def _reads_back(reader: TextReader) -> bool:
     return torch.equal(*x[:, 0])
 
 
-def _nearest(near: NearTokens, count: int) -> list[ReadText]:
-    """Return texts of the nearest tokens of each place, one after another; the end is where no token is near."""
-    texts = []
+def _nearest(near: NearTokens, count: int, places: bool) -> list[ReadText]:
+    """Return texts of the nearest tokens of each place, one after another; the end is where no token is near.
+
+    Without `places` any token may stand anywhere: each stands once, in any order.
+    """
+    texts, length = [], len(near.tokens)
     for rank in range(count):
-        tokens = [some[min(rank, len(some) - 1)] if some else PADDING for some in near.tokens]
-        distances = [some[min(rank, len(some) - 1)] for some in near.distances if some]
-        texts.append(ReadText(tuple(tokens), sum(distances) / max(len(distances), 1) if distances else 1.0))
+        numbers = [min(rank, len(some) - 1) if places else rank * length + i for i, some in enumerate(near.tokens)]
+        chosen = [(i, number) for i, number in enumerate(numbers) if 0 <= number < len(near.tokens[i])]
+        tokens = {i: near.tokens[i][number] for i, number in chosen}
+        distances = [near.distances[i][number] for i, number in chosen]
+        mean = sum(distances) / len(distances) if distances else 1.0
+        texts.append(ReadText(tuple(tokens.get(i, PADDING) for i in range(length)), mean))
     return texts
 
 
 def _solved(
-    reader: TextReader, near: NearTokens, texts_read: Sequence[ReadText], count: int, limit: float
+    reader: TextReader, near: NearTokens, text_filter: TextFilter | None, texts_read: Sequence[ReadText], count: int
 ) -> SolvedLayer:
-    """Return how well the tokens were determined; limit: the distance up to which a text counts as read.
+    """Return how well the tokens were determined.
 
     Some networks read padding as they read a token: its input then lies in the row space, and explains some of it.
+    Where no place is told, a token is one input, wherever it stands, and only layers behind may tell the order.
     """
-    places, space = sum(bool(some) for some in near.tokens), near.space
+    number, space = sum(bool(some) for some in near.tokens), near.space
+    limit = READ_DISTANCE if text_filter is None else text_filter.space.limit
     sure = [one for one in texts_read[:count] if one.distance < limit]
     padding = torch.full((1, reader.plan.spec.shape[0]), float(PADDING))
     is_read = space.distance(reader.inputs(padding, near.group)[near.group])[0] < space.read_distance
-    pairs = {(i, one) for text in sure for i, one in enumerate(text.tokens) if one != PADDING or bool(is_read[i])}
-    exact = len(sure) == count and space.free > LEAST_FREE and len(pairs) >= space.rank  # else some are missing
+    places, single = reader.tells_places(near.group), count == 1 or max(map(len, near.tokens)) < 2
+    inputs = {one for text in sure for one in text.inputs(places, is_read.tolist())}
+    is_sorted = (places and single) or (text_filter is not None and reader.tells_places(text_filter.group))
+    exact = is_sorted and len(sure) == count and space.free > LEAST_FREE and len(inputs) >= space.rank  # none missing
     worst = max([one.distance for one in texts_read[:count]], default=1.0)
-    determined = sum(len(one.tokens) - one.tokens.count(PADDING) for one in sure)
-    return SolvedLayer("tokens", max(count * places, determined), determined, space.condition, worst, exact)
+    determined = sum(len(one.tokens) - one.tokens.count(PADDING) for one in sure) if places or is_sorted else 0
+    return SolvedLayer("tokens", max(count * number, determined), determined, space.condition, worst, exact)
