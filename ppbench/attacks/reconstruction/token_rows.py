@@ -503,15 +503,17 @@ class TokenRows(Attack):
         """Return the filter that puts texts together; None of too many, and where rows tell nothing.
 
         Some layers read nothing but sums of what is read before: behind one head of attention the rows hold any text.
+        So the first one counts in which an arbitrary text of near tokens is seen as wrong.
         """
         behind = {group: space for group, space in spaces.items() if group >= reader.groups.alone and space.tells}
         if count > self.largest_batch:
             return None
-        usual = [group for group in sorted(behind) if behind[group].free > ENOUGH_FREE]
-        others = sorted({*behind} - {*usual}, key=lambda group: -behind[group].free)
-        filters = [TextFilter(reader, group, behind[group]) for group in (*usual, *others)]
+        free = [group for group in sorted(behind) if behind[group].free > ENOUGH_FREE]
+        others = sorted({*behind} - {*free}, key=lambda group: -behind[group].free)
+        filters = [TextFilter(reader, group, behind[group]) for group in (*free, *others)]
         arbitrary = torch.tensor([[some[i % len(some)] if some else PADDING for i, some in enumerate(near.tokens)]])
-        return next((one for one in filters if float(one.mean(arbitrary.float())) > FAR_BEHIND), None)
+        usual = filters[0] if filters and reader.tells_places(near.group) else None  # of copies no text is wrong
+        return next((one for one in filters if float(one(arbitrary.float()).max()) > one.space.limit), usual)
 
 
 ENOUGH_FREE = 0.3
