@@ -30,6 +30,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth, simulation
 from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.wire import SERVER, Slot
+from ppbench.nets.model_object import held_network
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.config import configure
 from ppbench.run.detection import detection_scores
@@ -250,6 +251,15 @@ def test_a_class_of_which_a_batch_holds_one_is_fished():
 def test_planted_null_uploads_of_noise_show_nothing():
     for batch in (1, 8, 64):
         assert share(Imprint(), FullNoise(), batch, 64) == 0
+
+
+def test_pools_of_two_sides_and_padding_by_its_name_are_wired():
+    layers = [torch.nn.Conv2d(1, 8, 3, padding="same"), torch.nn.ReLU(), torch.nn.AvgPool2d((2, 2)), torch.nn.Flatten()]
+    layers += [torch.nn.Linear(128, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10)]
+    wired = wiring(Plan(held_network(torch.nn.Sequential(*layers), (1, 8, 8)).spec, 1))
+    assert wired is not None and [(layer.pool, layer.padding, layer.stride) for layer in wired.before] == [
+        (2, (1, 1), 1)
+    ]
 
 
 def test_what_it_cannot_wire_is_refused():

@@ -55,14 +55,18 @@ class WiredLayer:
 
     @property
     def stride(self) -> int:
-        """The stride of a convolution."""
-        return self.module.stride[0] if isinstance(self.module, nn.Conv2d) else 1
+        """The larger stride of a convolution."""
+        return max(self.module.stride) if isinstance(self.module, nn.Conv2d) else 1
 
     @property
     def padding(self) -> tuple[int, int]:
-        """The rows and columns that a convolution adds on each side."""
-        padding = self.module.padding if isinstance(self.module, nn.Conv2d) else (0, 0)
-        return (0, 0) if isinstance(padding, str) else (padding[0], padding[1])
+        """The rows and columns that a convolution adds before the first one."""
+        if not isinstance(self.module, nn.Conv2d) or self.module.padding == "valid":
+            return 0, 0
+        if isinstance(self.module.padding, str):  # "same": of an even kernel one more behind the last
+            rows, columns = self.module.kernel_size
+            return (rows - 1) // 2, (columns - 1) // 2
+        return self.module.padding[0], self.module.padding[1]
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,8 @@ def _layers(plan: Plan) -> list[WiredLayer] | None:
         elif type(module) in PASSING_BIAS and last is not None and isinstance(last.activation, nn.Identity):
             layers[-1] = WiredLayer(last.name, last.module, module)
         elif isinstance(module, nn.AvgPool2d) and last is not None and last.pool == 1:
-            layers[-1] = WiredLayer(last.name, last.module, last.activation, int(module.kernel_size))  # type: ignore[arg-type]
+            sides = module.kernel_size if isinstance(module.kernel_size, tuple) else (module.kernel_size,)
+            layers[-1] = WiredLayer(last.name, last.module, last.activation, max(sides))
         elif not isinstance(module, nn.Flatten | nn.Identity):
             return None
     return None if any(isinstance(layer.activation, nn.Identity) for layer in layers) else layers
