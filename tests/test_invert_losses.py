@@ -28,6 +28,7 @@ SHAPE = (1, 8, 8)
 WEIGHTS = torch.linspace(0.5, 2, 10)
 HOT = torch.tensor([[1.0, 0, 1, 1, 0, 0, 0, 0, 0, 0]])
 PAIR = torch.cat([HOT, HOT.flip(1)])
+ROWS, SUM = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.0, -2.0]]), nn.MSELoss(reduction="sum")
 CE, BCE, MSE = F.cross_entropy, F.binary_cross_entropy_with_logits, F.mse_loss
 
 
@@ -216,6 +217,9 @@ REBUILT = {
     "mse, a number known": Case(lambda: perceptron(1), MSE, torch.tensor([[2.5]]), {"loss": "mse", "labels": [2.5]}),
     "mse, outputs [B]": Case(flat, MSE, torch.tensor([2.5]), {"loss": "mse", "labels": [2.5], "budget": 300}, 40.0),
     "mse, three numbers": Case(lambda: lenet(3), MSE, torch.tensor([[0.5, -1.0, 2.0]]), {"loss": "mse"}),
+    "mse, torch's sum of a batch": Case(
+        lambda: perceptron(3), SUM, ROWS, {"loss": SUM, "labels": ROWS}, examples=2, scale=6.0
+    ),
     "mse of classes": Case(lenet, one_hot_error, options={"loss": "mse"}, labels=False),
     "mse behind log_softmax": Case(logarithmic, one_hot_error, options={"loss": "mse"}, labels=False),
     "a function, classes known": Case(lenet, mean(focal), options={"loss": focal, "labels": [0]}),
@@ -339,6 +343,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "smoothing of 1": (Case(lenet, CE, options={"label_smoothing": 1.0}), "it must be a number from 0 to below 1"),
     "three weights": (Case(lenet, CE, options={"class_weights": [1, 2, 3]}), "has 3 numbers; the network has 10"),
     "no weights": (Case(lenet, CE, options={"class_weights": [0.0] * 10}), "give one positive number a class"),
+    "local steps on a sum": (
+        Case(lenet, CE, options={"loss": nn.CrossEntropyLoss(reduction="sum"), "training": {"lr": 0.1}}),
+        "are simulated on the mean loss; give it, and lr times the size of a batch",
+    ),
     "smoothed bce": (
         Case(lenet, BCE, HOT, {"loss": "bce", "label_smoothing": 0.1}), "are of cross-entropy; loss='bce' has none"
     ),

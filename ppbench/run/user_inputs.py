@@ -334,7 +334,8 @@ TargetKind = Literal["classes", "multi-hot", "numbers", "tokens", "any"]
 class UserLoss:
     """A loss as the user names it. targets: their kind; "any" of a function. function: of the user, else None.
 
-    smoothing, weights: of a cross-entropy; weights [C] or None.
+    smoothing, weights: of a cross-entropy; weights [C] or None. is_sum: whether it is a sum over the batch, as torch's
+    objects say it (`reduction="sum"`); the bench's own is a mean.
     """
 
     word: str
@@ -342,6 +343,19 @@ class UserLoss:
     function: LossFunction | None = None
     smoothing: float = 0.0
     weights: Tensor | None = None
+    is_sum: bool = False
+
+    def sum_over_mean(self, examples: int, labels: Tensor | None, classes: int) -> float:
+        """Return by what this loss of a batch differs from its mean; labels: one-hot [B, C], None if unknown.
+
+        torch means squared and binary losses over outputs too, and weighted ones by the sum of their labels' weights.
+        1 where that is unknown.
+        """
+        if not self.is_sum:
+            return 1.0
+        if self.weights is not None:
+            return 1.0 if labels is None else float((labels.double() @ self.weights).sum())
+        return float(examples if self.targets == "classes" else examples * classes)
 
     @property
     def any_output(self) -> bool:
@@ -434,7 +448,8 @@ def user_loss(loss: str | LossFunction, label_smoothing: float, class_weights: C
     if word in ("bce", "mse", "next_token"):
         _refuse_softening(smoothing, weights, f"loss={word!r} has none; give a function of outputs and labels instead")
     kinds: dict[str, TargetKind] = {"bce": "multi-hot", "mse": "numbers", "next_token": "tokens"}
-    return UserLoss(word, kinds.get(word, "classes"), None, smoothing, weights)
+    is_sum = getattr(loss, "reduction", "mean") == "sum"
+    return UserLoss(word, kinds.get(word, "classes"), None, smoothing, weights, is_sum)
 
 
 def _hashable(value: Any) -> bool:

@@ -71,8 +71,25 @@ def targets_of(
 ) -> Targets:
     """Return what attacks are granted. steps: whether the gradient is an update of several local steps.
 
+    A sum over the batch is divided out first, as far as the loss says that it is one, and is part of the scale.
     UsageError: labels do not fit loss, network or batch; or they are needed and not given.
     """
+    if not loss.is_sum:
+        return _targets_of_mean(loss, labels, batch, gradient, network, steps)
+    if steps:
+        raise UsageError("Local steps are simulated on the mean loss; give it, and lr times the size of a batch.")
+    classes, known = network.spec.classes, labels is not None and loss.weights is not None
+    rows = one_hot_of(labels, classes) if known else None
+    factor = loss.sum_over_mean(examples_in(labels, batch), rows, classes)
+    mean = {name: value / factor for name, value in gradient.items()}
+    targets = _targets_of_mean(loss, labels, batch, mean, network, steps)
+    return replace(targets, scale=targets.scale * factor)
+
+
+def _targets_of_mean(
+    loss: UserLoss, labels: Any, batch: int | None, gradient: Params, network: HeldNetwork, steps: bool
+) -> Targets:
+    """Return what attacks are granted, of a mean loss."""
     if loss.targets == "tokens":
         if labels is not None:
             raise UsageError(f"Under loss={loss.word!r} texts are their own targets; leave out labels=.")
