@@ -14,7 +14,7 @@ from ppbench.adversary.attack import Challenge
 from ppbench.adversary.token_vectors import nearest_tokens
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.lamp import Lamp, WordPairs, moved_order
-from ppbench.attacks.reconstruction.row_spaces import row_space
+from ppbench.attacks.reconstruction.row_spaces import TextReader, row_space
 from ppbench.attacks.reconstruction.token_rows import TokenRows
 from ppbench.base.errors import UsageError
 from ppbench.base.vocabulary import PADDING, UNKNOWN, Vocabulary
@@ -418,6 +418,21 @@ def test_small_noise_is_passed_over_and_large_noise_drowns_the_rows(data):
 
     shares = [read(data, change=noisy(std), noise=Noise("gaussian", std))[1][0] for std in (1e-7, 1e-4, 1e-2)]
     assert shares[:2] == [1.0, 1.0] and shares[2] < 0.35
+
+
+def test_noise_that_leaves_no_pairs_to_sort_never_sends_an_empty_batch_through_the_network(data, monkeypatch):
+    inputs, draws, std = TextReader.inputs, torch.Generator().manual_seed(3), 1e-3
+
+    def as_a_saved_network(reader, texts, group):
+        assert len(texts), "a saved BERT cannot reshape it"
+        return inputs(reader, texts, group)
+
+    def noisy(gradient):
+        return {n: v + std * torch.randn(v.shape, generator=draws) for n, v in gradient.items()}
+
+    monkeypatch.setattr(TextReader, "inputs", as_a_saved_network)
+    guess, _ = read(data, count=2, start=100, change=noisy, noise=Noise("gaussian", std))
+    assert guess.x.count_nonzero() and not guess.is_exact
 
 
 def test_a_gradient_that_lacks_the_first_layers_or_is_not_finite_gives_empty_texts(data):

@@ -161,7 +161,9 @@ def _ended(
 
     Then it is better to sort the pairs again.
     """
-    distances = text_filter.mean(torch.tensor(starts, dtype=torch.float32).reshape(-1, len(near.tokens)))
+    if not starts:  # no place has a token for each text; saved networks take no empty batch
+        return
+    distances = text_filter.mean(torch.tensor(starts, dtype=torch.float32))
     read = False
     for number in distances.argsort().tolist():
         text = _exchanged(text_filter, likely, near, starts[number])
