@@ -5,7 +5,7 @@ of the first attention the input of a token is a known function of the token and
 (Petrov et al., DAGER, NeurIPS 2024). Behind it the input depends on the text: the rows of the next layers tell which
 tokens stand in one text, of a decoder from left to right, of an encoder by sorting them (`token_pairs`) and exchanging
 those that are wrong until all inputs lie in the row space. No label, no loss and no factor of the gradient enters. A
-gradient of fewer rows than tokens, as that of adapters of low rank, is a mixture: see `mixed_rows`.
+gradient of fewer rows than tokens, as that of adapters of low rank, is a mixture: see `text_of_mixtures`.
 
 Where texts are their own targets (the next-token loss), no layer reads what behind which nothing is predicted: a text's
 last token. The head's gradient shows it, once the others are known (`with_last_tokens`). This head reads every token:
@@ -30,7 +30,6 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import guessed_labels
-from ppbench.attacks.reconstruction.mixed_rows import text_of_mixtures
 from ppbench.attacks.reconstruction.row_spaces import (
     FAR_BEHIND,
     LEAST_FREE,
@@ -43,6 +42,7 @@ from ppbench.attacks.reconstruction.row_spaces import (
     linear_groups,
     one_by_place,
     spaces_of,
+    text_of_mixtures,
 )
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.attacks.reconstruction.token_pairs import texts_by_cotangents, token_pairs
