@@ -42,8 +42,7 @@ from ppbench.report.page.overview import (
     sends_nothing,
     stated_epsilon,
 )
-from ppbench.report.page.profiles import Album, ImagesOf, PaperClaims, Sprite
-from ppbench.report.page.text_tables import TextSample, text_lines, text_samples
+from ppbench.report.page.profiles import Album, ImagesOf, PaperClaims, Sprite, TextSample, text_lines, text_samples
 from ppbench.report.setting import Setting
 from ppbench.report.worst import Measured
 
