@@ -422,7 +422,11 @@ def user_loss(loss: str | LossFunction, label_smoothing: float, class_weights: C
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and class_weights is None:
         class_weights = loss.weight
     plain = not isinstance(loss, nn.BCEWithLogitsLoss) or (loss.weight is None and loss.pos_weight is None)
-    known = TORCH_LOSSES.get(type(loss) if isinstance(loss, Module) else loss) if plain and _hashable(loss) else None
+    known = (
+        TORCH_LOSSES.get(type(loss) if isinstance(loss, Module) else loss)
+        if plain and isinstance(loss, Hashable)
+        else None
+    )
     word = loss if isinstance(loss, str) else known or "a function"
     if not callable(loss) and word not in LOSS_WORDS:
         right = f"{', '.join(map(repr, LOSS_WORDS))}, or a function of outputs and labels"
@@ -435,10 +439,6 @@ def user_loss(loss: str | LossFunction, label_smoothing: float, class_weights: C
         _refuse_softening(smoothing, weights, f"loss={word!r} has none; give a function of outputs and labels instead")
     kinds: dict[str, TargetKind] = {"bce": "multi-hot", "mse": "numbers", "next_token": "tokens"}
     return UserLoss(word, kinds.get(word, "classes"), None, smoothing, weights)
-
-
-def _hashable(value: Any) -> bool:
-    return isinstance(value, Hashable)
 
 
 def _refuse_softening(smoothing: float, weights: Tensor | None, right: str) -> None:

@@ -1,4 +1,4 @@
-"""HEModelEncryptor over some layers: the server sees each client's other layers in the clear."""
+"""A user's filters, and those that ship with NVFlare, as defenses."""
 
 from __future__ import annotations
 

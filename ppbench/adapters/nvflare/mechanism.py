@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -36,7 +36,7 @@ from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step, plain_evidence
 from ppbench.federation.evidence import Evidence, Mappable, PlainGradient
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import Exchange, View
+from ppbench.federation.view import View
 from ppbench.federation.wire import MAX_EXAMPLES, Model
 from ppbench.nets.classifier import HEAD_NAMES
 
@@ -236,7 +236,7 @@ class NVFlareDefense(Defense):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence, in which entries that were not sent have no weight; see `visible_evidence`."""
-        return visible_evidence(view, _change, self.cut(view.plan))
+        return visible_evidence(view, self.cut(view.plan))
 
     def cut(self, plan: Plan) -> Truncation | None:
         """Return how the filters truncate entries, in units of a gradient; None: not known."""
@@ -269,10 +269,6 @@ def change_message(result: FilterResult, like: Params, who: str) -> FilteredChan
 
 def _array(value: Tensor) -> Any:
     return value.detach().cpu().numpy().copy()
-
-
-def _change(exchange: Exchange) -> Params | None:
-    return exchange.answer.change if isinstance(exchange.answer, FilteredChange) else None
 
 
 # -- Evidence of what filters leave visible of a gradient: variables left out, entries left out, entries truncated --
@@ -343,19 +339,19 @@ class Truncation:
     then: Literal["largest", "noised", "noisy"]
 
 
-def visible_evidence(view: View, sent: Callable[[Exchange], Params | None], cut: Truncation | None) -> list[Evidence]:
+def visible_evidence(view: View, cut: Truncation | None) -> list[Evidence]:
     """Return the plain evidence of `view`, in which entries that were not sent have no weight, or their bound's.
 
-    sent: returns the variables in a message, None if it has none.  cut: what is known of the filter.
+    cut: what is known of the filter.
     """
-    answers = {slot: sent(exchange) for slot, exchange in view.first_uploads().items()}
+    answers = {slot: exchange.answer for slot, exchange in view.first_uploads().items()}
     pieces = []
     for piece in plain_evidence(view):
-        variables = answers.get(piece.unit[0])
-        if not view.threat.sees_uploads or variables is None or piece.params is None:
+        upload = answers.get(piece.unit[0])
+        if not view.threat.sees_uploads or not isinstance(upload, FilteredChange) or piece.params is None:
             pieces.append(piece)
         else:
-            pieces.append(_weighted(view.plan, piece, piece.params, variables, cut))
+            pieces.append(_weighted(view.plan, piece, piece.params, upload.change, cut))
     return pieces
 
 
