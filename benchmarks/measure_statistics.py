@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, relu
 
 import ppbench
-from ppbench.base.vision import importable
+from ppbench.base.import_guard import importable
 from ppbench.federation.plan import Data
 
 WEIGHTS = "/tmp/measure_statistics_{}.safetensors"

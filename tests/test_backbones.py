@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from ppbench.base.errors import UsageError
+from ppbench.base.import_guard import torchvision
 from ppbench.base.tree import Params
-from ppbench.base.vision import torchvision
 from ppbench.federation.engine import Federation
 from ppbench.nets.channels import channels_of
 from ppbench.nets.models.resnet import FixupBottleneck, Shift, resnet50_fixup

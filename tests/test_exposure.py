@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.planted import SECRET_FORMS, PlantedSecret, planted_secrets, secrets_digest
+from ppbench.adversary.victims import SECRET_FORMS, PlantedSecret, planted_secrets, secrets_digest
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds

@@ -33,7 +33,7 @@ from ppbench.testing.small_federation import largest_difference
 
 pytest.importorskip("flwr")
 
-from ppbench.adapters.flower.runtime import running_flower  # it needs Flower
+from ppbench.adapters.flower.mechanism import running_flower  # it needs Flower
 
 LR, CLIENTS = 0.1, 3
 SETTING = Setting()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ppbench.base.vision import lpips, torchvision
+from ppbench.base.import_guard import lpips, torchvision
 from ppbench.run import cost
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
@@ -50,7 +50,7 @@ if not hasattr(torch.ops.torchvision, "nms"):
 """
 DECLARED = """
 import torch
-from ppbench.base.vision import torchvision
+from ppbench.base.import_guard import torchvision
 module = torchvision()
 assert module.part.loaded == [], "a module of the failed import was kept"
 assert torch.ops.torchvision.nms and torch.ops.torchvision.qnms
@@ -64,7 +64,7 @@ if not hasattr(builtins, "tried"):
 """
 LEFT_ALONE = """
 import torch
-from ppbench.base.vision import torchvision
+from ppbench.base.import_guard import torchvision
 try:
     torchvision()
 except RuntimeError as error:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ppbench.base.vision import torchvision
+from ppbench.base.import_guard import torchvision
 from ppbench.task import parquet
 from ppbench.task.user_data import open_dataset
 

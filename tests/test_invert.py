@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 import ppbench
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.base.errors import UsageError
+from ppbench.base.import_guard import importable
 from ppbench.base.tree import leaves
-from ppbench.base.vision import importable
 from ppbench.federation.contract import plain_evidence
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Data, Local, Plan

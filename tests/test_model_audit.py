@@ -32,7 +32,7 @@ from ppbench.questions.membership import ASR, TPR_1
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import Metric
 from ppbench.report.page.finished_model import AttackResult, Limit, audit_html, limit_outcome
-from ppbench.run import model_controls
+from ppbench.run import model_audit
 from ppbench.run.experiment import make_attack
 from ppbench.run.model_audit import AuditOrder, audited, membership_attacks, without_duplicates
 from ppbench.run.scene import attack_seed
@@ -236,7 +236,7 @@ def test_other_classes_among_the_non_members_are_a_trap_too(sets):
     subject = MemberSet(x, y, ()), MemberSet(x_other[few], y_other[few], ())
     own, others = (Data(part.x, one_hot(part.y, 10).float()) for part in subject)
     candidates = choose_candidates({0: own, 1: own}, others, 400, model_seeds())
-    assert not model_controls.check_inputs(candidates, 0).ok
+    assert not model_audit.check_inputs(candidates, 0).ok
 
 
 def model_seeds():
@@ -252,7 +252,7 @@ def test_halves_of_one_source_are_no_trap(sets):
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
         own, others = (Data(x[part], one_hot(y[part], 10).float()) for part in order.split(SIZE // 2))
         candidates = choose_candidates({0: own, 1: own}, others, SIZE // 2, model_seeds())
-        assert model_controls.check_inputs(candidates, seed).ok, seed
+        assert model_audit.check_inputs(candidates, seed).ok, seed
 
 
 def test_a_model_that_does_not_know_its_task_concludes_nothing(model, sets):
@@ -271,7 +271,7 @@ def test_attacks_that_could_not_see_membership_conclude_nothing(model, sets, mon
         def forward(self, x):
             return self.inner(x).detach() + 0 * self.inner[3].bias
 
-    monkeypatch.setattr(model_controls, "EPOCHS", 3)
+    monkeypatch.setattr(model_audit, "EPOCHS", 3)
     result = ppbench.audit(Deaf(), *sets, candidates=20)
     assert not named_check(result, "planted").ok and result.exit_code == 3
 

@@ -18,7 +18,7 @@ from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.row_spaces import TextReader, linear_groups
 from ppbench.attacks.reconstruction.token_rows import TokenRows
 from ppbench.base.errors import UsageError
-from ppbench.base.vision import torchvision
+from ppbench.base.import_guard import torchvision
 from ppbench.base.vocabulary import PADDING, Vocabulary
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan

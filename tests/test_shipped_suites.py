@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import ppbench.run.task as task_module
+from ppbench.base.import_guard import torchvision
 from ppbench.base.toml_files import shipped, suite_titles, tomllib
-from ppbench.base.vision import torchvision
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan_sweep
 from ppbench.task.dataset import Dataset, Split

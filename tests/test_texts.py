@@ -27,7 +27,7 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore, TextScore, image_metrics
 from ppbench.records.store import Store
 from ppbench.report.page.board import summary_of
-from ppbench.report.page.text_tables import MarkedText, TextSample, marked, text_lines
+from ppbench.report.page.profiles import MarkedText, TextSample, marked, text_lines
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.task import make_task

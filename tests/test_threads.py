@@ -10,7 +10,7 @@ import scipy.linalg  # noqa: F401 - loads scipy's BLAS
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from ppbench.base.threads import one_thread
+from ppbench.base.device import one_thread
 from ppbench.run.executors.local import _enter
 
 

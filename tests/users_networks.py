@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ppbench.base.vision import importable
+from ppbench.base.import_guard import importable
 
 SHAPE, CLASSES, WIDTH = (1, 8, 8), 5, 8
 Pair = tuple[nn.Module, nn.Module]

@@ -96,7 +96,7 @@ class Decoder(nn.Module):
 
 def decoder_of_transformers(vocab_size: int = 40) -> nn.Module:
     """A GPT-2 that predicts tokens, of random weights, tied as it is by default."""
-    from ppbench.base.vision import torchvision
+    from ppbench.base.import_guard import torchvision
 
     torchvision()
     from transformers import GPT2Config, GPT2LMHeadModel  # type: ignore[import-not-found,unused-ignore]
@@ -107,7 +107,7 @@ def decoder_of_transformers(vocab_size: int = 40) -> nn.Module:
 
 def classifier_of_transformers(num_labels: int = 3, vocab_size: int = 40) -> nn.Module:
     """A BERT for classification of random weights, as `transformers` makes it."""
-    from ppbench.base.vision import torchvision
+    from ppbench.base.import_guard import torchvision
 
     torchvision()  # first: transformers cannot import what is built for CUDA alone
     from transformers import BertConfig, BertForSequenceClassification  # type: ignore[import-not-found,unused-ignore]

@@ -47,8 +47,8 @@ from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.feature_inversion import FeatureInversion
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.ig_features import IGFeatures
+from ppbench.base.import_guard import torchvision
 from ppbench.base.tree import Params
-from ppbench.base.vision import torchvision
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.federation.view import View

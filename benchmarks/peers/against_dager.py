@@ -105,7 +105,7 @@ def texts_of(data: Any, network: str, first: int, count: int) -> tuple[Tensor, T
 
 def attack_ours(work: Path, reviews: Path, minilm: Path) -> None:
     """Attack every batch, and write what was read and the gradients into `work`."""
-    from ppbench.base.vision import torchvision
+    from ppbench.base.import_guard import torchvision
 
     torchvision()  # first: `transformers` cannot import what is built for CUDA alone
     from ppbench.task.user_data import open_dataset

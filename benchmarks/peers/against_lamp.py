@@ -52,7 +52,7 @@ class Attacked:
 
 def network(num_labels: int = CLASSES, folder: str = "") -> nn.Module:
     """Return the classifier that both attack, with a head of seed 0 and a constant table of tokens."""
-    from ppbench.base.vision import torchvision
+    from ppbench.base.import_guard import torchvision
 
     torchvision()  # first: `transformers` cannot import what is built for CUDA alone
     from transformers import BertForSequenceClassification, logging

@@ -20,11 +20,10 @@ from pydantic import Field, TypeAdapter, ValidationInfo, field_validator
 from ppbench.adversary.attack import Attack, Challenge, attack_answer_faults, reads_anything, static_answer_faults
 from ppbench.base import tree
 from ppbench.base.declarations import declared, read_declared
-from ppbench.base.device import computing
+from ppbench.base.device import computing, set_threads
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.base.fence import check_answers, guard, made
 from ppbench.base.registry import plugins
-from ppbench.base.threads import set_threads
 from ppbench.federation.acting import Before
 from ppbench.federation.plan import Plan
 from ppbench.federation.threats import THREATS, ThreatModel, register

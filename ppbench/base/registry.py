@@ -20,12 +20,11 @@ from typing import Any, Literal
 
 from ppbench.base.declarations import CONTRACT, call_faults
 from ppbench.base.errors import PluginError, Stopped, UsageError, one_line, shown, unknown
-from ppbench.base.import_guard import PACKAGE, error_text, interrupts, place, restored_process
+from ppbench.base.import_guard import PACKAGE, error_text, importable, interrupts, place, restored_process
 from ppbench.base.installation import DISTRIBUTION as DISTRIBUTION
 from ppbench.base.installation import HOME, fault
 from ppbench.base.startup_code import close_packages, normalized, open_package
 from ppbench.base.version import __version__
-from ppbench.base.vision import importable
 
 # -- Entry points of installed packages; a package with unreadable metadata is skipped with a warning --
 

@@ -65,9 +65,9 @@ def members_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
     known = none if above_chance(none, "asr", len(undefended)) else None
     plain, strong = (figure_by_attack(case, r, "asr", ".1%") for r in (sides.plain, worst))
     delivered = best([r for r in case.mine if r.config.stage == "final"], "asr")
-    beside, trained_on = f"undefended {_figure_or_not_run(none, 'asr')}", worst.config.stage == "iterate"
+    beside, trained_on = f"undefended {_asr_words(none)}", worst.config.stage == "iterate"
     if trained_on and delivered is not None:
-        beside += f"; the delivered model, which nothing masks: {_figure_or_not_run(delivered, 'asr')}"
+        beside += f"; the delivered model, which nothing masks: {_asr_words(delivered)}"
     cells = cell_names(sides.plain, worst, none, delivered)
 
     def finding(verdict: ClaimVerdict, reason: str, to: str = "") -> ClaimFinding:
@@ -89,8 +89,8 @@ def members_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
     return finding("inconclusive", "the strongest attack is neither above chance nor below the undefended figure")
 
 
-def _figure_or_not_run(record: Measured | None, name: str, form: str = ".1%", unit: str = "") -> str:
-    return "not run" if record is None else figure_text(record, name, form, unit)
+def _asr_words(record: Measured | None) -> str:
+    return "not run" if record is None else figure_text(record, "asr", ".1%", "")
 
 
 def pixels_stay_hidden(case: ClaimCase) -> ClaimFinding | str:

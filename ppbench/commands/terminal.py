@@ -28,7 +28,7 @@ from ppbench.report.leak import leaks_of
 from ppbench.report.page.boards import ranks_of
 from ppbench.report.page.finished_model import SHOWN_SPECS, AuditedModel, figure_words
 from ppbench.report.page.headline import Answer, answer_of, preliminary_words
-from ppbench.report.page.overview import Overview, choices_of, control_words
+from ppbench.report.page.overview import Overview, choices_of, parameter_words
 from ppbench.report.page.trust import Trust
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows, probe_text, upload_rows
 from ppbench.report.setting import Setting
@@ -127,9 +127,8 @@ def glance(overview: Overview, width: int) -> Table:
 def _setting(v: Setting, single: bool) -> str:
     if v.entry.defense.id == "none":
         return "undefended"
-    words = (control_words(v), v.differs)
-    about = ", ".join(word for word in words if word)
-    return about or v.entry.defense.id if single else " ".join(word for word in (v.entry.defense.id, about) if word)
+    name, about = v.entry.defense.id, parameter_words(v)
+    return about or name if single else f"{name} {about}".rstrip()
 
 
 def _accuracy(v: Setting) -> str:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ppbench.base.errors import UsageError, because
 from ppbench.base.files import kind_of
+from ppbench.base.import_guard import lpips
 from ppbench.base.tensor_files import named_tensors
-from ppbench.base.vision import lpips
 from ppbench.metrics.modality import modality_from
 
 WEIGHTS_VARIABLE = "PPBENCH_WEIGHTS"

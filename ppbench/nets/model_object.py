@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.import_guard import importable
 from ppbench.base.tensor_files import named_tensors
-from ppbench.base.vision import importable
 from ppbench.nets import modes, user_model
 from ppbench.nets.classifier import Classifier, OutputName, Unfit, UserNetwork, named_part, with_output
 from ppbench.nets.net import HeldSpec, Net, NetSpec, trainable

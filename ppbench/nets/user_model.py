@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ppbench.base.errors import UsageError, one_line, shown
-from ppbench.base.vision import importable
+from ppbench.base.import_guard import importable
 from ppbench.base.vocabulary import PADDING
 from ppbench.nets import modes
 from ppbench.nets.classifier import (

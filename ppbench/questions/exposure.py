@@ -23,7 +23,7 @@ from ppbench.records.schema import CellConfig, Metric, Record, Score
 
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
-    from ppbench.adversary.planted import PlantedSecret
+    from ppbench.adversary.victims import PlantedSecret
     from ppbench.federation.plan import Plan
 
 EXPOSURE = MetricSpec(
@@ -100,7 +100,7 @@ class Exposure(Question):
 
     def of_audit(self, audit: FinishedAudit) -> Inquiry:
         """Return one challenge per canary with a secret, planted or absent."""
-        from ppbench.adversary.planted import secrets_digest
+        from ppbench.adversary.victims import secrets_digest
 
         planted = audit.secrets()
         challenges = [secret.challenge() for secret in planted]

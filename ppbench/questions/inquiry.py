@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ppbench.adversary.attack import Attack, Challenge, Guess
-    from ppbench.adversary.planted import PlantedSecret
-    from ppbench.adversary.victims import Candidates, Victims
+    from ppbench.adversary.victims import Candidates, PlantedSecret, Victims
     from ppbench.base.seeds import Seeds
     from ppbench.federation.plan import Data
     from ppbench.federation.view import View

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from ppbench.base.errors import UsageError, one_line, shown, unknown
 from ppbench.base.registry import admit, canonical, load_plugin
@@ -175,10 +176,15 @@ def _placed(value: Any) -> Any:
     return value.replace("{data}", str(default_root())) if isinstance(value, str) else value
 
 
-def _refused(error: ValidationError) -> str:
-    """Return what is wrong with an option, of a choice between words and numbers what is with the numbers."""
+def telling_fault(error: ValidationError) -> ErrorDetails:
+    """Return the first fault, of a choice between words and numbers that of the numbers if numbers were given."""
     listed = (e for e in error.errors() if any("tuple" in str(part) for part in e["loc"]) and e["type"] != "tuple_type")
-    first = next(listed, error.errors()[0])
+    return next(listed, error.errors()[0])
+
+
+def _refused(error: ValidationError) -> str:
+    """Return what is wrong with an option."""
+    first = telling_fault(error)
     where = ".".join(str(part) for part in first["loc"][:1])
     if first["type"] == "extra_forbidden":
         return str(unknown("option", where, EvaluateConfig.model_fields))
@@ -245,9 +251,11 @@ def names(text: str | None, option: str = "") -> tuple[str, ...] | None:
     return parsed
 
 
-def sizes(text: str | None, option: str = "--attack-batch") -> tuple[int, ...] | None:
+def sizes(text: str | None) -> tuple[int, ...] | None:
     """Return "1,4" as (1, 4). Raises UsageError: a word is no whole number, or there is none."""
-    return None if text is None else tuple(map(int, _listed(text, option, int, "give whole numbers, as 1,8.")))
+    return (
+        None if text is None else tuple(map(int, _listed(text, "--attack-batch", int, "give whole numbers, as 1,8.")))
+    )
 
 
 def numbers(text: str | None, option: str = "--grid") -> str | tuple[float, ...] | None:

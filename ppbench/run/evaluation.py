@@ -16,11 +16,10 @@ import torch
 
 from ppbench.adversary.victims import choose_candidates, choose_victims
 from ppbench.base.bars import Bars
-from ppbench.base.device import check_device, computing
+from ppbench.base.device import check_device, computing, one_thread
 from ppbench.base.errors import UsageError, shown
 from ppbench.base.fence import check_answers, guard, third_party
 from ppbench.base.registry import close_attacks, load_plugin
-from ppbench.base.threads import one_thread
 from ppbench.base.version import __version__
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.federation.contract import Defense, answer_faults

@@ -26,7 +26,7 @@ from ppbench.base.files import kind_of
 from ppbench.base.registry import plugins
 from ppbench.base.toml_files import Loc, TomlFile, shipped, toml_file
 from ppbench.records.schema import Scalar, Strict
-from ppbench.run.config import DefenseName, EvaluateConfig, configure
+from ppbench.run.config import DefenseName, EvaluateConfig, configure, telling_fault
 from ppbench.run.experiment import WHOLE, Experiment, built_for, make_attack, resolve
 from ppbench.run.options import MAX_LIST, FederationOptions, ModelOptions, QuestionOptions, TaskOptions
 
@@ -174,11 +174,7 @@ def _validate(source: TomlFile) -> SuiteFile:
     try:
         return SuiteFile.model_validate(source.raw)
     except ValidationError as error:
-        # For a choice between words and numbers, report the fault of the numbers if numbers were given.
-        listed = (
-            e for e in error.errors() if any("tuple" in str(part) for part in e["loc"]) and e["type"] != "tuple_type"
-        )
-        first = next(listed, error.errors()[0])
+        first = telling_fault(error)
         loc = first["loc"]
         if first["type"] == "extra_forbidden":
             models: dict[str, type[BaseModel]] = {"defense": DefensePart, "preset": PresetPart, **SECTIONS}

@@ -403,15 +403,14 @@ def scale_of(gradient: Params, start: Params, batch: int, labels: Tensor | None)
     labels only those most like the bias's gradient are tried: with 8 examples and hardly more classes it may be None
     although a factor exists.
     """
-    names = ("head.weight", "head.bias")
     if (
-        any(name not in gradient for name in names)
+        not {*HEAD_NAMES} <= gradient.keys()
         or not 1 <= batch <= MAX_FITTED_EXAMPLES
         or batch >= len(gradient["head.bias"])
     ):
         return 1.0
-    weight, bias = (start[name].detach().cpu().double().numpy() for name in names)
-    by_weight, by_bias = (gradient[name].detach().cpu().double().numpy() for name in names)
+    weight, bias = (start[name].detach().cpu().double().numpy() for name in HEAD_NAMES)
+    by_weight, by_bias = (gradient[name].detach().cpu().double().numpy() for name in HEAD_NAMES)
     if weight.ndim != 2 or min(by_weight.shape) < batch or not by_bias.any():
         return 1.0
     rows = np.linalg.svd(by_weight, full_matrices=False)[2][:batch]

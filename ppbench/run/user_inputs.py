@@ -436,7 +436,11 @@ def user_loss(loss: str | LossFunction, label_smoothing: float, class_weights: C
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and class_weights is None:
         class_weights = loss.weight
     plain = not isinstance(loss, nn.BCEWithLogitsLoss) or (loss.weight is None and loss.pos_weight is None)
-    known = TORCH_LOSSES.get(type(loss) if isinstance(loss, Module) else loss) if plain and _hashable(loss) else None
+    known = (
+        TORCH_LOSSES.get(type(loss) if isinstance(loss, Module) else loss)
+        if plain and isinstance(loss, Hashable)
+        else None
+    )
     word = loss if isinstance(loss, str) else known or "a function"
     if not callable(loss) and word not in LOSS_WORDS:
         right = f"{', '.join(map(repr, LOSS_WORDS))}, or a function of outputs and labels"
@@ -450,10 +454,6 @@ def user_loss(loss: str | LossFunction, label_smoothing: float, class_weights: C
     kinds: dict[str, TargetKind] = {"bce": "multi-hot", "mse": "numbers", "next_token": "tokens"}
     is_sum = getattr(loss, "reduction", "mean") == "sum"
     return UserLoss(word, kinds.get(word, "classes"), None, smoothing, weights, is_sum)
-
-
-def _hashable(value: Any) -> bool:
-    return isinstance(value, Hashable)
 
 
 def _refuse_softening(smoothing: float, weights: Tensor | None, right: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, because
-from ppbench.base.vision import torchvision
+from ppbench.base.import_guard import torchvision
 from ppbench.task.dataset import Dataset, no_argument
 from ppbench.task.image_data import image_dataset
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, because, listed, one_line, shown
 from ppbench.base.fence import built, check_answers
+from ppbench.base.import_guard import importable
 from ppbench.base.registry import ADDRESS, ADDRESSED, find, plugins
-from ppbench.base.vision import importable
 from ppbench.metrics.modality import Modality, modality_from
 from ppbench.task.dataset import MAX_CLASSES, Dataset, Split, default_root, existing
 from ppbench.task.image_data import LABEL_COLUMNS, Part, pixels, stack_images

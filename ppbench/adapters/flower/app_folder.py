@@ -36,7 +36,16 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch.utils.data import DataLoader
 
-from ppbench.adapters.flower.mechanism import FlowerClientState, FlowerDefense, Prepared
+from ppbench.adapters.flower.mechanism import (
+    RUN,
+    SERVER_NODE,
+    FlowerClientState,
+    FlowerDefense,
+    Nodes,
+    Prepared,
+    node_of,
+    running_flower,
+)
 from ppbench.adapters.flower.records import (
     TrainReply,
     TrainRequest,
@@ -46,7 +55,6 @@ from ppbench.adapters.flower.records import (
     request_records,
     string_of,
 )
-from ppbench.adapters.flower.runtime import RUN, SERVER_NODE, Nodes, node_of, running_flower
 from ppbench.adapters.user_code import Steps, as_usage_error, context_seed, watched
 from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.registry import imported

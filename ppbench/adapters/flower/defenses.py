@@ -16,8 +16,7 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import Strategy
 
-from ppbench.adapters.flower.mechanism import FlowerDefense, Mod, StrategyAndMods
-from ppbench.adapters.flower.runtime import running_flower
+from ppbench.adapters.flower.mechanism import FlowerDefense, Mod, StrategyAndMods, running_flower
 from ppbench.adapters.flower.secure import Secure
 from ppbench.adapters.framework import Grids
 from ppbench.adapters.user_code import UserFunction, user_function

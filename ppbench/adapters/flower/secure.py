@@ -25,7 +25,17 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow as flower
 from torch import Tensor
 
-from ppbench.adapters.flower.mechanism import EMPTY, FlowerClientState, FlowerDefense
+from ppbench.adapters.flower.mechanism import (
+    EMPTY,
+    RUN,
+    SERVER_NODE,
+    FlowerClientState,
+    FlowerDefense,
+    Nodes,
+    node_of,
+    receiver_of,
+    running_flower,
+)
 from ppbench.adapters.flower.records import (
     Content,
     StageRequest,
@@ -35,7 +45,6 @@ from ppbench.adapters.flower.records import (
     record_dict,
     text_tree,
 )
-from ppbench.adapters.flower.runtime import RUN, SERVER_NODE, Nodes, node_of, receiver_of, running_flower
 from ppbench.adapters.user_code import context_seed
 from ppbench.base.errors import ProtocolError, UsageError, one_line
 from ppbench.base.tree import Params, Tree, node

@@ -1,4 +1,4 @@
-"""HEModelEncryptor over some layers: the server sees each client's other layers in the clear."""
+"""A user's filters, and those that ship with NVFlare, as defenses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from nvflare.app_common.filters import ExcludeVars, PercentilePrivacy, SVTPrivac
 from torch import Tensor
 
 from ppbench.adapters.framework import Grids
-from ppbench.adapters.nvflare.filter_evidence import Truncation
-from ppbench.adapters.nvflare.mechanism import FilteredChange, FilterState, NVFlareDefense
+from ppbench.adapters.nvflare.mechanism import FilteredChange, FilterState, NVFlareDefense, Truncation
 from ppbench.adapters.user_code import user_function
 from ppbench.base.errors import ProtocolError, UsageError, one_line
 from ppbench.base.tree import Params, Tree, node

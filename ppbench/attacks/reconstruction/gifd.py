@@ -49,8 +49,8 @@ from ppbench.attacks.reconstruction.search.descent import (
 )
 from ppbench.attacks.reconstruction.search.problem import Problem, RowValue, Space
 from ppbench.attacks.reconstruction.search.starts import PosedVictim
+from ppbench.base.device import one_thread
 from ppbench.base.errors import UsageError
-from ppbench.base.threads import one_thread
 from ppbench.base.tree import Params, moved
 from ppbench.federation.bounds import NonNegative, Positive, PositiveInt, RandomSeed, UnitInterval
 from ppbench.federation.plan import Plan

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ppbench.base.errors import because, shown
 from ppbench.base.files import kind_of
+from ppbench.base.import_guard import torchvision
 from ppbench.base.tensor_files import named_tensors
-from ppbench.base.vision import torchvision
 from ppbench.nets.models import checks
 from ppbench.nets.net import Classifier
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from ppbench.base.errors import because
-from ppbench.base.vision import torchvision
+from ppbench.base.import_guard import torchvision
 from ppbench.base.vocabulary import PADDING
 from ppbench.nets.models.checks import DEEPEST, checked_flag, checked_int
 from ppbench.nets.net import Classifier

@@ -35,15 +35,14 @@ from ppbench.report.page.overview import (
     Overview,
     Standing,
     choices_of,
-    control_words,
     distinct_words,
     guarantee_words,
     least_order,
+    parameter_words,
     sends_nothing,
     stated_epsilon,
 )
-from ppbench.report.page.profiles import Album, ImagesOf, PaperClaims, Sprite
-from ppbench.report.page.text_tables import TextSample, text_lines, text_samples
+from ppbench.report.page.profiles import Album, ImagesOf, PaperClaims, Sprite, TextSample, text_lines, text_samples
 from ppbench.report.setting import Setting
 from ppbench.report.worst import Measured
 
@@ -439,9 +438,8 @@ def _table(
 
 # -- cells of the summary ----------------------------------------------------------------------------------------------
 def _name(row: SummaryRow) -> Lines:
-    entry = row.setting.entry
-    about = ", ".join(word for word in (control_words(row.setting), row.setting.differs) if word)
-    return ("undefended",) if entry.defense.id == "none" else tuple(word for word in (entry.defense.id, about) if word)
+    name = row.setting.entry.defense.id
+    return ("undefended",) if name == "none" else tuple(filter(None, (name, parameter_words(row.setting))))
 
 
 def _accuracy(row: SummaryRow) -> Lines:

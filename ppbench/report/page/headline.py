@@ -57,7 +57,7 @@ class HeadlineRow:
     @property
     def setting(self) -> str:
         """The row's setting, as "sigma=1"; "" where it is the only one, or has no parameter."""
-        control = self.standing.value.entry.control.replace(" = ", "=")
+        control = control_words(self.standing.value)
         return control if len(self.standing.grid) > 1 else ""
 
     @property

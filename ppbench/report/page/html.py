@@ -54,7 +54,7 @@ from ppbench.report.page.boards import (
 from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.figures import Picture, Plot, svg_of
 from ppbench.report.page.headline import answer_from, costs_alone
-from ppbench.report.page.overview import CHOICE_RULE, Overview, Standing, choices_of
+from ppbench.report.page.overview import CHOICE_RULE, Overview, Standing, choices_of, control_words
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, Shot, Sprite, profiles
 from ppbench.report.page.sections import (
     Chart,
@@ -228,9 +228,9 @@ def _compared(table: Overview, rows: Sequence[Standing], album: Album) -> Sprite
             continue
         strip = strip or _Strip(images, leak)
         if strip.is_of(images):
-            entry = row.value.entry
-            words = f"{entry.defense.id} {entry.control.replace(' = ', '=')}".strip()
-            strip.add("undefended" if entry.defense.id == "none" else words, leak.worst, images)
+            name = row.value.entry.defense.id
+            words = "undefended" if name == "none" else f"{name} {control_words(row.value)}".strip()
+            strip.add(words, leak.worst, images)
     setting = table.scene if table.seeds == 1 else f"{table.scene}, seed {seed}"
     return None if strip is None else strip.sprite(setting, album)
 

@@ -294,9 +294,14 @@ def recovered_words(setting: Setting) -> str:
     )
 
 
+def parameter_words(setting: Setting) -> str:
+    """Return the control parameter and the parameters that differ; "" without any."""
+    return ", ".join(word for word in (control_words(setting), setting.differs) if word)
+
+
 def setting_words(setting: Setting) -> str:
     """Return a setting in a sentence: "dp_sgd at noise_multiplier=1", with the parameters that differ."""
-    about = ", ".join(word for word in (control_words(setting), setting.differs) if word)
+    about = parameter_words(setting)
     return f"{setting.entry.defense.id} at {about}" if about else setting.entry.defense.id
 
 

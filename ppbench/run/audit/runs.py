@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
-from ppbench.adversary.planted import PlantedSecret, planted_secrets
-from ppbench.adversary.victims import Candidates, augmentations, tensors_digest
+from ppbench.adversary.victims import Candidates, PlantedSecret, augmentations, planted_secrets, tensors_digest
 from ppbench.base import tree
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import Overflow, UsageError

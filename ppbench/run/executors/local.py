@@ -18,9 +18,9 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 
+from ppbench.base.device import one_thread, set_threads
 from ppbench.base.errors import UsageError, held_back
 from ppbench.base.machine import of_machine
-from ppbench.base.threads import one_thread, set_threads
 from ppbench.federation.threats import THREATS, ThreatModel, register
 from ppbench.run.jobs import Done, Failure, Tell, WorkerDied, WorkItem, attempt, work
 

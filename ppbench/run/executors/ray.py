@@ -66,7 +66,7 @@ def unfit(order: Order) -> str | None:
 
 def run_order(order: Order) -> Failure | str | None:
     """Do a job on a node; return its failure, or one sentence on why the node cannot do jobs."""
-    from ppbench.base.threads import set_threads
+    from ppbench.base.device import set_threads
 
     set_threads(1)
     reason = unfit(order)
