@@ -266,6 +266,15 @@ def test_accuracy_that_falls_is_a_regression_of_the_defense_and_a_fault_of_the_u
     assert fault.exit_code == 3 and "Training of the undefended model got worse" in fault.faults[0]
 
 
+def test_accuracy_where_hardly_anything_was_learned_is_luck_of_one_training(cell, controls, versus):
+    for undefended, before, after, code in ((0.1, 0.2, 0.1, 0), (0.6, 0.15, 0.1, 0), (0.6, 0.6, 0.45, 1)):
+        base = [*(trained(r, undefended, n=360) for r in controls), trained(cell(), before, n=360)]
+        comparison = versus(base, [*base[:2], trained(base[2], after, n=360)], controlled=False)
+        (row,) = [r for r in comparison.rows if r.metric == "accuracy" and r.change.worse]
+        assert comparison.exit_code == code, (before, row)
+        assert row.status == ("regression" if code else "inconclusive"), "nor is it called equal"
+
+
 def test_a_figure_that_older_records_lack_is_no_difference(cell, controls, versus):
     def also(record, **figures):
         return record.model_copy(update={"utility": record.utility.model_copy(update=figures)})

@@ -34,8 +34,9 @@ class Sent:
     data: Data
 
     def noise(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return Gaussian noise [P] of deviation `SIGMA`."""
-        return SIGMA * torch.randn(self.update.shape, generator=generator or self.ctx.generator).to(self.update)
+        """Return Gaussian noise [P] of deviation `SIGMA`; of a generator it can be replayed (`noise_replay`)."""
+        shape = self.update.shape
+        return SIGMA * (self.ctx.secret.normal(shape) if generator is None else torch.randn(shape, generator=generator))
 
     def only(self, keep: Callable[[str], bool]) -> Tensor:
         """Return 1.0 for the entries [P] of tensors whose name is kept, 0.0 for others."""
@@ -156,8 +157,7 @@ def half_clip(s: Sent) -> Tensor:
 
 def laplace(s: Sent) -> Tensor:
     """Laplace noise of the same deviation."""
-    half = torch.rand(s.update.shape, generator=s.ctx.generator).double() - 0.5
-    return s.update - SIGMA / 2**0.5 * (half.sign() * (1 - 2 * half.abs()).clamp(min=1e-12).log()).to(s.update)
+    return s.update + SIGMA / 2**0.5 * s.ctx.secret.laplace(s.update.shape)
 
 
 def two_halves(s: Sent) -> Tensor:

@@ -22,7 +22,8 @@ from ppbench.records.figure import grouped, leakage_value
 from ppbench.records.schema import MODEL_METRICS, Record, Utility
 from ppbench.report.compare import paired
 from ppbench.report.compare.join import EqualFacts, Joined, RowPair, Where, equal_facts, notes
-from ppbench.report.frame import MODEL, POINT, Key, key_of
+from ppbench.report.frame import EVALUATION, FREE, MODEL, POINT, Key, key_of
+from ppbench.report.learning import USABLE, learning_of
 from ppbench.report.worst import Measured, cell_of, worst_case
 
 RowStatus = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
@@ -185,6 +186,8 @@ def _needed(change: paired.Change, tolerance: float, adjusted: float | None) -> 
 EPSILON, CAP = 0.25, 0.01
 """Tolerances of a claimed epsilon and of a CAP."""
 CAP_LUCK, UNTRAINED_LUCK = 0.05, 0.005  # luck of training of a CAP over attacks on trained models, and on fresh ones
+UNLEARNED_LUCK = USABLE / 100
+"""The same of accuracies where hardly anything was learned: one draw of the noise gave 19 %, nine others 10 %."""
 _INTERVAL_OVER_ERROR = 3.92  # width of a 95 % interval over its standard error
 
 
@@ -195,8 +198,10 @@ def rows_of(joined: Joined) -> list[ComparedRow]:
     everything = frozenset(rule.metric for rule in paired.ALL_RULES)
     worst = [worst for some, worst in scenes_of(joined.pairs) if len(some) > 1]  # a lone attack is its own worst case
     rows += [row for pair in worst for row in _cells(pair, everything)]
-    for trained in _trainings(joined.pairs):
-        rows += [replace(row, headline=True) for row in (*_utilities(trained), *_epsilons(trained))]
+    trainings = [*_trainings(joined.pairs)]
+    for trained in trainings:
+        utilities = _utilities(trained, _has_learned(trained, trainings))
+        rows += [replace(row, headline=True) for row in (*utilities, *_epsilons(trained))]
     rows += cap_rows(joined)
     rows += [ComparedRow(left.where, "", "", left.status, None, 0.0, left.reason, left.record) for left in joined.left]
     return sorted(rows, key=lambda row: (*row.where.order(), row.subset, row.metric))
@@ -239,7 +244,18 @@ def _trainings(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
         yield RowPair(where, order, tuple(seeds[s][0] for s in order), tuple(seeds[s][1] for s in order))
 
 
-def _utilities(pair: RowPair) -> Iterator[ComparedRow]:
+FEDERATION = tuple(name for name in EVALUATION if name not in FREE)
+
+
+def _has_learned(pair: RowPair, trainings: Sequence[RowPair]) -> bool:
+    """Return whether BASELINE's model, and the undefended one of its federation, are shown to have learned."""
+    key = key_of(pair.base[0].config).only(FEDERATION)
+    undefended = [one for one in trainings if one.where.defense == "none"]
+    beside = [one for one in undefended if key_of(one.base[0].config).only(FEDERATION) == key]
+    return all(learning_of(record.utility).suffices for one in (pair, *beside) for record in one.base)
+
+
+def _utilities(pair: RowPair, has_learned: bool) -> Iterator[ComparedRow]:
     for name, metric in MODEL_METRICS.items():
         rule = metric.rule
         if rule is None or (metric.unless and getattr(pair.base[0].utility, metric.unless) is not None):
@@ -248,6 +264,8 @@ def _utilities(pair: RowPair) -> Iterator[ComparedRow]:
         base, new = ([level for level in side if level is not None] for side in sides)
         if len(base) < len(pair.seeds):
             continue
+        if not has_learned:
+            rule = replace(rule, luck=max(rule.luck, UNLEARNED_LUCK))
         mean = float(np.mean([b.value for b in base]))
         if metric.relative:
             rule = replace(rule, tolerance=rule.tolerance * mean, luck=rule.luck * mean)
