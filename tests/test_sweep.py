@@ -98,6 +98,18 @@ def test_every_cell_once_and_controls_shared(swept):
     assert all(r.asked for r in evaluation.records)
 
 
+def test_cells_that_an_exact_answer_leaves_out_do_not_count_as_computed(tmp_path):
+    (path := tmp_path / "gated.toml").write_text(
+        TINY.replace('"analytic", "label_recovery", "mia_loss"', '"quick"')
+        .replace('stages = ["init", "final"]', 'stages = ["init"]\nbudget = 4')
+        .replace("[0.001, 0.1]", "[0.001]")
+        .replace('[[defense]]\nid = "dp_sgd"\ngrid = [1]\n', "")
+    )
+    planned = plan_sweep(load_suite(path), tmp_path / "out", {})
+    swept = sweep(path, out=tmp_path / "out", engine="inline")
+    assert swept.computed == len(swept.records) < sum(len(one.cells) for one in planned.todo)
+
+
 def test_the_controls_and_the_harness_are_checked(swept):
     evaluation, _ = swept
     assert [c.control for c in evaluation.checks] == ["none", "full_noise", "harness"] and evaluation.reliable

@@ -27,7 +27,7 @@ from ppbench.run.evaluation import RunResult, check_experiment, compute, prepare
 from ppbench.run.executors import make_executor
 from ppbench.run.experiment import Experiment
 from ppbench.run.jobs import Gate
-from ppbench.run.schedule import PlannedCells, count_cells, plan_cells, strands, unfinished
+from ppbench.run.schedule import PlannedCells, ended_cells, plan_cells, strands, unfinished
 from ppbench.run.suite import Suite, load_suite, salt_if_isolated
 from ppbench.run.task import task_key
 from ppbench.task.dataset import default_root
@@ -188,11 +188,12 @@ def sweep(
 
 def _result(suite: Suite, planned: SweepPlan, computed: bool) -> SweepResult:
     """Return the result of a sweep that has ended; computed: whether anything was."""
-    store, count = planned.store, count_cells(planned.todo)
+    store = planned.store
     records, answer = report_results(store, planned.cells, computed)
     sound = check_harness(soundness_of(store)).ok is not False
     verdict = tuple(standalone_sentences(defense_sentences(judged_evaluations(records, sound))))
-    return SweepResult(suite=suite, records=records, verdict=verdict, answer=answer, out=store.out, computed=count)
+    ended = len(ended_cells(planned.todo, store))
+    return SweepResult(suite=suite, records=records, verdict=verdict, answer=answer, out=store.out, computed=ended)
 
 
 def default_out(suite: Suite) -> Path:
