@@ -126,7 +126,7 @@ def _network_and_data(
     model: Module, shards: Sequence[Shard], data_range: tuple[float, float], norms: str, loss: Any
 ) -> tuple[HeldSpec, dict[int, Data]]:
     """Return a copy of a user's network, for inputs such as the first client's, and each client's examples, checked."""
-    next_token = loss == "next_token"
+    next_token = isinstance(loss, str) and loss == "next_token"
     pairs = shards_of(texts_alone(shards) if next_token else shards)
     check_real(model)
     if norms not in ("batch", "tracked"):
