@@ -305,7 +305,8 @@ def accuracies(name):
     by_setting = {}
     for record in Store(ARCHIVES / name / "records.zip").load_all():
         config = record.config
-        place = config.model.id, config.federation.model_dump_json(), config.role, json.dumps(config.defense.parameters)
+        network, federation = config.model.model_dump_json(), config.federation.model_dump_json()
+        place = network, federation, config.role, json.dumps(config.defense.parameters)
         by_setting.setdefault((config.defense.id, config.data.name, *place), {})[config.seed] = record.utility.accuracy
     means = {}
     for (defense, *_), seeds in by_setting.items():
