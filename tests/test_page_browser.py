@@ -352,7 +352,7 @@ def test_no_figure_of_a_boards_page_differs_from_the_archives(browser, name):
 
 
 COSTS_ALONE = ("cost", "messages", "bank-marketing-two-cores")
-"""Boards without accuracies or decibels to compare: tests/test_boards.py counts their figures by hand."""
+"""Boards without accuracies or decibels to compare; tests/test_boards.py counts some of their figures by hand."""
 
 
 @opened_pages
