@@ -185,17 +185,17 @@ def test_the_order_of_an_encoders_text_is_read_where_something_tells_it() -> Non
     ids, labels = torch.randint(2, 60, (1, 8)), torch.tensor([1])
     for places, heads, exact in ((True, 4, True), (True, 1, False), (False, 4, False)):
         module = users_texts.Rotary(3, decoder=False, places=places, heads=heads)
-        found = ppbench.invert(module, gradient_of(module, ids, labels), (8,), attack="token_rows", planted=False)
-        assert all(layer.exact for layer in found.layers) == exact == (found.accuracy(ids) == [1.0])
-        assert {*ids[0].tolist()} == {*found.x[0].tolist()} - {0}
+        inverted = ppbench.invert(module, gradient_of(module, ids, labels), (8,), attack="token_rows", planted=False)
+        assert all(layer.exact for layer in inverted.layers) == exact == (inverted.accuracy(ids) == [1.0])
+        assert {*ids[0].tolist()} == {*inverted.x[0].tolist()} - {0}
 
 
 def test_a_batch_of_more_texts_than_are_put_together_is_not_called_exact() -> None:
     torch.manual_seed(0)
     module, ids = users_texts.Encoder(4, 60), torch.randint(2, 60, (5, 6))
     slopes = gradient_of(module, ids, torch.tensor([0, 1, 2, 3, 1]))
-    found = ppbench.invert(module, slopes, (6,), batch=5, attack="token_rows", planted=False)
-    assert found.accuracy(ids) != [1.0] * 5 and not any(layer.exact for layer in found.layers)
+    inverted = ppbench.invert(module, slopes, (6,), batch=5, attack="token_rows", planted=False)
+    assert inverted.accuracy(ids) != [1.0] * 5 and not any(layer.exact for layer in inverted.layers)
 
 
 def test_layers_that_start_alike_read_the_same_only_if_they_do_after_training() -> None:

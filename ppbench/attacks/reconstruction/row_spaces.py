@@ -389,7 +389,7 @@ class ReadText:
     distance: float
 
     def inputs(self, places: bool, padding: Sequence[bool] = ()) -> set[tuple[int, int]]:
-        """Return its different inputs, places (0 where they are not told, without `places`) and tokens.
+        """Return its different inputs: places (0 without `places`, which some layers do not read) and tokens.
 
         padding: the places at which padding is read as a token is; at none by default.
         """
@@ -423,7 +423,7 @@ def near_tokens(
 ) -> NearTokens:
     """Return the tokens of `words` near the row space of a group's gradient at each place.
 
-    count: texts of the batch. As many tokens may stand at a place, or all of its tokens where no place is told.
+    count: texts of the batch. As many tokens may stand at a place, or all of the batch where inputs show no place.
     """
     length = reader.plan.spec.shape[0]
     count = count if reader.tells_places(group) else count * length

@@ -552,7 +552,7 @@ def _solved(
     """Return how well the tokens were determined.
 
     Some networks read padding as they read a token: its input then lies in the row space, and explains some of it.
-    Where no place is told, a token is one input, wherever it stands, and only layers behind may tell the order.
+    Where inputs show no place, a token is one input wherever it stands, and only later layers may show the order.
     """
     number, space = sum(bool(some) for some in near.tokens), near.space
     limit = READ_DISTANCE if text_filter is None else text_filter.space.limit

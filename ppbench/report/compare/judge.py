@@ -187,7 +187,7 @@ EPSILON, CAP = 0.25, 0.01
 """Tolerances of a claimed epsilon and of a CAP."""
 CAP_LUCK, UNTRAINED_LUCK = 0.05, 0.005  # luck of training of a CAP over attacks on trained models, and on fresh ones
 UNLEARNED_LUCK = USABLE / 100
-"""The same of accuracies where hardly anything was learned: one draw of the noise gave 19 %, nine others 10 %."""
+"""Luck of training of an accuracy where hardly anything was learned: one noise draw gave 19 %, nine others 10 %."""
 _INTERVAL_OVER_ERROR = 3.92  # width of a 95 % interval over its standard error
 
 
@@ -244,14 +244,14 @@ def _trainings(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
         yield RowPair(where, order, tuple(seeds[s][0] for s in order), tuple(seeds[s][1] for s in order))
 
 
-FEDERATION = tuple(name for name in EVALUATION if name not in FREE)
+_FEDERATION = tuple(name for name in EVALUATION if name not in FREE)  # what all defenses of one evaluation share
 
 
 def _has_learned(pair: RowPair, trainings: Sequence[RowPair]) -> bool:
     """Return whether BASELINE's model, and the undefended one of its federation, are shown to have learned."""
-    key = key_of(pair.base[0].config).only(FEDERATION)
+    key = key_of(pair.base[0].config).only(_FEDERATION)
     undefended = [one for one in trainings if one.where.defense == "none"]
-    beside = [one for one in undefended if key_of(one.base[0].config).only(FEDERATION) == key]
+    beside = [one for one in undefended if key_of(one.base[0].config).only(_FEDERATION) == key]
     return all(learning_of(record.utility).suffices for one in (pair, *beside) for record in one.base)
 
 
