@@ -87,11 +87,15 @@ BOARDS = {
         Board("mnist-dlnet", "parquet:mnist"),
         Board("cifar10-dlnet", "parquet:cifar10"),
         Board("fedpc-theorems", "parquet:cifar10"),
+        Board("fedpc-workers", "parquet:cifar10", preset=""),
         Board("baffle-masks", "parquet:mnist"),
+        Board("baffle-perturbations", "parquet:mnist", preset=""),
         Board("cifar10-perturbed", "parquet:cifar10", only=("model=mlp",)),
         Board("cifar10-perturbed", "parquet:cifar10", only=("model=resnet20",), preset="convolutions"),
         Board("mnist-perturbed", "parquet:mnist", only=("model=mlp",)),
+        Board("mnist-perturbed", "parquet:mnist", only=("model=mlp",), preset="extended"),
         Board("perturbed-models", "parquet:cifar10"),
+        Board("perturbed-models", "parquet:cifar10", preset="resnet20"),
         Board("bank-marketing"),
         Board("cost", "parquet:cifar10", preset="", timed=True),
         Board("messages", "parquet:cifar10", preset=""),
@@ -104,7 +108,7 @@ BOARDS = {
         Board("text-pretrained", preset=""),  # beside transformers and tokenizers
         Board("deployed", "parquet:cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
         Board("cifar10-resnet20", "parquet:cifar10", preset="gifd"),  # five hours of a core
-        Board("cifar10-dlnet", "parquet:cifar10", preset="trainings"),  # 18 hours of it
+        Board("cifar10-dlnet", "parquet:cifar10", preset="trainings"),  # 25 minutes a training
     )
 }
 

@@ -16,6 +16,8 @@ from ppbench.base.version import __version__  # `base.installation` recognizes t
 
 # Before torch is imported: `import torch` would run whatever installed packages declare as its devices.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+# Before torch allocates: huge pages cause a 512th of the page faults, which are dear in a virtual machine.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 if _names := os.environ.get("PPBENCH_CLOSED"):  # a worker of a run with isolated attacks, see `base.startup_code`
     from ppbench.base.startup_code import close_packages
 
