@@ -154,8 +154,9 @@ def test_boards_of_the_spn_paper_run_over_its_control_values_and_batches():
 
 
 def test_updates_of_fedpc_hold_as_many_mini_batches_as_its_theorems_need():
-    for preset in ("", "two-cores"):
-        for config in load_suite("fedpc-theorems", preset).configs:
+    for suite, preset in (("fedpc-theorems", ""), ("fedpc-theorems", "two-cores"), ("fedpc-workers", "")):
+        for config in load_suite(suite, preset).configs:
             steps = config.local_epochs * math.ceil(min(config.attack_batch) / config.batch_size)
             assert (config.probe, steps) == ("local", 8) and config.clients in (3, 5, 10)
             assert config.defense != "fedpc" or str(config.settings["batch_sizes"]) == str(config.batch_size)
+            assert suite == "fedpc-theorems" or int(config.settings["epochs"]) == config.local_epochs
