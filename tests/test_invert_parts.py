@@ -37,7 +37,7 @@ PARTS: dict[str, Callable[[str], bool]] = {
     "all but the first layer": lambda name: not name.startswith("0"),
     "first layer": lambda name: name.startswith("0"),
 }
-# least dB that must come out, of 1, 2 and 4 images, whatever processor rounds; of whole gradients it is 100 dB everywhere
+# least dB that must come out, of 1, 2 and 4 images, on any processor; of whole gradients it is 100 dB everywhere
 CASES = [
     (nn.Sigmoid, "head", (95, 60, 65)),
     (nn.Sigmoid, "all but the head", (80, 75, 75)),

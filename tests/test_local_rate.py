@@ -54,7 +54,7 @@ def update(model: nn.Module, x: Tensor, y: Tensor, steps: dict[str, Any]) -> tup
 def test_an_unknown_rate_of_several_steps_is_fitted_with_the_images(
     activation: type[nn.Module], count: int, steps: dict[str, Any], best: float, near: float, digits: Data
 ) -> None:
-    """Known rates give 71, 100, 98, 93, 96, 53 and 71 dB; the first value alone 4, 25, 21, 5, 55, 19 and 4 (on AVX2)."""
+    """Known rates give 71, 100, 98, 93, 96, 53 and 71 dB; the first value alone 4, 25, 21, 5, 55, 19, 4 (on AVX2)."""
     model, x, y = network(activation), digits.x[PLACES[:count]], digits.y[PLACES[:count]].argmax(1)
     change = update(model, x, y, steps)
     result = ppbench.invert(model, change, SHAPE, batch=count, planted=False, training={**steps, "lr": None})
