@@ -108,7 +108,7 @@ BOARDS = {
         Board("text-pretrained", preset=""),  # beside transformers and tokenizers
         Board("deployed", "parquet:cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
         Board("cifar10-resnet20", "parquet:cifar10", preset="gifd"),  # five hours of a core
-        Board("cifar10-dlnet", "parquet:cifar10", preset="trainings"),  # 25 minutes a training
+        Board("cifar10-dlnet", "parquet:cifar10", preset="trainings"),  # 23 minutes a training on a core
     )
 }
 
