@@ -9,7 +9,7 @@ from torch import Tensor
 from ppbench.run.inversion_result import Inverted
 
 SEEDS = 24
-"""Searches at most. On networks with kinks about one in eight ends at the images; which one depends on the processor."""
+"""Searches at most. On networks with kinks about one in eight ends at the images, which depends on rounding."""
 
 
 def best_of_seeds(search: Callable[[int], Inverted], x: Tensor, enough: float) -> Inverted:

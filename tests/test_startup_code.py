@@ -200,6 +200,13 @@ def test_torch_loads_no_devices_of_packages_unless_asked_to(site, tmp_path):
     assert ran(site, tmp_path, "-c", "import ppbench, torch", TORCH_DEVICE_BACKEND_AUTOLOAD="1")[1]
 
 
+def test_large_tensors_lie_in_huge_pages_unless_the_user_says_otherwise(site, tmp_path, monkeypatch):
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    shown = "import ppbench, os; print(os.environ['THP_MEM_ALLOC_ENABLE'])"
+    assert ran(site, tmp_path, "-c", shown)[0].stdout == "1\n"
+    assert ran(site, tmp_path, "-c", shown, THP_MEM_ALLOC_ENABLE="0")[0].stdout == "0\n"
+
+
 @pytest.mark.nightly
 def test_an_optional_module_that_is_an_attacks_does_not_run_here_nor_in_a_worker(site, tmp_path):
     """`import torch` tries opt_einsum; the distribution may have that very name, so that its module is its own."""
