@@ -332,7 +332,32 @@ def test_what_is_missing_is_said_of_the_claims_own_data(fabricate):
 )
 def test_a_cap_over_fewer_than_two_of_the_papers_values_tells_nothing(errors, count, fabricate):
     reason = f"{count} of 5 values of the paper's grid were run; a CAP needs two"
-    assert judged(CAP, on_grid(fabricate, errors)) == f"inconclusive : {reason}"
+    assert judged(CAP, on_grid(fabricate, errors)) == f"unchecked: {reason}"
+
+
+def test_a_closer_setting_with_too_little_of_a_grid_does_not_replace_a_farther_one(fabricate):
+    claim, near, far = replace(CAP, clients=10), partial(fabricate, clients=10), partial(fabricate, clients=2)
+    whole = on_grid(far, {0.1: 0.6, 1.0: 0.6, 10.0: 0.6})
+    assert judged(claim, [*on_grid(near, {1.0: 0.01}), *whole]) == judged(claim, whole)
+    assert judged(claim, [*on_grid(near, {1.0: 0.01, 10.0: 0.01}), *whole]).startswith("falls")
+
+
+def test_a_rival_is_less_accurate_only_if_its_whole_grid_was_run(fabricate):
+    """Its strongest noise alone does not show that none of its values is as accurate."""
+    claim = replace(CAP, clients=10, than=Rival("dp"))
+
+    def cells(make, *rivals, accuracy):
+        made = partial(make, "dp", kind="reconstruction", share=8.0, attack="dlg", error=0.9, accuracy=accuracy)
+        return [*on_grid(make, {0.1: 0.6, 1.0: 0.6, 10.0: 0.6}), *map(made, rivals)]
+
+    near, far = partial(fabricate, clients=10), partial(fabricate, clients=2)
+    grid = (1e-4, 1e-3, 0.01, 0.1, 0.5)
+    whole, part = cells(far, *grid, accuracy=0.95), cells(near, 0.5, accuracy=0.3)
+    assert judged(claim, part).startswith("unchecked: dp is as accurate at none of its values: 30.0% beside")
+    assert judged(claim, part).endswith("; 0.0001, 0.001, 0.01 and 0.1 of its grid were not run")
+    assert judged(claim, [*part, *whole]) == judged(claim, whole)
+    assert judged(claim, whole).endswith("over 3 of 3 values at which it is as accurate")
+    assert judged(claim, cells(near, *grid, accuracy=0.3)).startswith("inconclusive : dp is as accurate at none")
 
 
 def test_a_cap_needs_accuracies_and_a_papers_grid_of_two_values_which_every_claimed_one_has(fabricate):

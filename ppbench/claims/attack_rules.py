@@ -247,7 +247,8 @@ def cap_is_kept(case: ClaimCase) -> ClaimFinding | str:
     every = worst_caps([r for r in kept if r.config.defense.control is not None], law)
     known = [entry for entry in every if entry[1].value is not None]
     if not known:
-        return ClaimFinding("inconclusive", "", _no_cap([cap for _, cap, _ in every], grid), cells=cell_names(*kept))
+        few, reason = _no_cap([cap for _, cap, _ in every], grid)
+        return reason if few else ClaimFinding("inconclusive", "", reason, cells=cell_names(*kept))
     plain, _, _ = _lowest(worst_caps([r for r in kept if not r.config.attack.adaptive], law))
     worst, cap, cases = _lowest(known)
     assert cap is not None and cap.value is not None
@@ -335,13 +336,14 @@ def _distance(record: Record, metric: str) -> float | None:
     return figure if figure is None or metric == "cap_reconstruction" else 1 - figure
 
 
-def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:
-    """Return why none of these CAPs over values of the paper's grid has a value."""
+def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> tuple[bool, str]:
+    """Return whether too few values of the paper's grid were run for any of these CAPs, and why none has a value."""
     if not grid:
-        return "the paper's grid is not known"
+        return False, "the paper's grid is not known"
     most = max(every, key=lambda cap: cap.n, default=None)
+    few = most is None or most.n < 2
     coverage = f"{0 if most is None else most.n} of {len(grid)} values of the paper's grid were run"
-    return f"{coverage}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
+    return few, f"{coverage}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
 
 
 def _lowest(some: Sequence[tuple[Key, Cap, list[Measured]]]) -> tuple[str, Cap | None, list[Measured]]:

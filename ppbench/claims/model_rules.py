@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ppbench.claims.attack_rules import NO_AWARE_ATTACK, cells_with_distance, paper_grid
+from ppbench.claims.attack_rules import NO_AWARE_ATTACK, cells_with_distance, grid_of, paper_grid
 from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, finding_of, unreliable
 from ppbench.federation.threats import CURIOUS_CLIENT, HONEST_SERVER
 from ppbench.metrics.spec import SHARE
@@ -19,6 +19,7 @@ from ppbench.report.compare.paired import Change, bootstrapped, change, model_fi
 from ppbench.report.controls import value
 from ppbench.report.frame import SETTING, frame_of
 from ppbench.report.learning import learning_of
+from ppbench.report.words import listed_values
 from ppbench.report.worst import Measured, WorstCase, attack_of, worst_of
 
 # -- Rules for claims about a defended model's utility, against the undefended model of the same federation --
@@ -273,6 +274,9 @@ def stays_farther(case: ClaimCase) -> ClaimFinding | str:
         return "no value of the paper's grids was run of both"
     if not pairs:
         reason = f"{_name(case)} is as accurate at none of its values: {_best(others)} beside {_best(ours)} at most"
+        skipped = {*grid_of(case.rival[0].config.defense.id)} - {0.0, *(point.control for point in others)}
+        if skipped:  # one of them may be as accurate
+            return f"{reason}; {listed_values([f'{value:g}' for value in sorted(skipped)])} of its grid were not run"
         return ClaimFinding("inconclusive", "", reason)
     about = f"over {len(pairs)} of {len(ours)} values at which it is as accurate"
     if (less := max(mine.accuracy - other.accuracy for mine, other in pairs)) > 0:
