@@ -136,7 +136,9 @@ def test_a_claim_of_what_another_sees_falls_by_what_he_sees(fabricate):
     claim = Claim("psnr_median", None, "digits", "mlp", None, "Appendix D", note="hidden")
     assert judge(claim, records).finding.verdict == "holds"
     result = judge(replace(claim, views=("server/1", "collusion/1")), records).finding
-    assert result.verdict == "falls" and result.reason.endswith("seen by collusion/1")
+    assert result.verdict == "falls" and result.reason.endswith(
+        "seen by the server and all clients but client 0 (collusion/1)"
+    )
     alone = [r for r in records if r.config.threat_model.id == "server/1"]
     unseen = check_claims({"pbpfl": [replace(claim, views=("collusion/1",))]}, alone, [])[0]
     assert unseen.reason == "no reconstruction of images was run of what collusion/1 sees"

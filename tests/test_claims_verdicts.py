@@ -96,3 +96,14 @@ def test_every_rule_of_rivals_has_records_of_which_a_claim_falls_holds_and_canno
     same = results[2]
     assert same.verdict == ("falls" if metric == "bytes_saving" else "inconclusive"), "as many bytes are not fewer"
     assert metric not in KINDS or "+0.00 [" in same.reason.replace("-0.00", "+0.00"), "victim by victim"
+
+
+def test_of_two_models_none_is_better_where_the_undefended_one_learned_nothing(fabricate):
+    claim = replace(TRAINED["accuracy"][0], than=RIVAL)
+    records = beside(fabricate, "accuracy", 0.8, 0.6)
+    assert verdict("pbpfl", claim, records).verdict == "holds"
+    none = records[0]
+    chance = {"accuracy": 0.1, "low": 0.09, "high": 0.11}
+    untaught = none.model_copy(update={"utility": none.utility.model_copy(update=chance)})
+    result = verdict("pbpfl", claim, [untaught, *records[1:]])
+    assert result.verdict == "inconclusive" and "the undefended model has learned nothing" in result.reason

@@ -130,14 +130,24 @@ def test_steps_of_fedpc_are_the_fewest_that_its_menus_leave(fabricate):
     """By the plan's own batch of 32 and one epoch a victim of 16 images would make one step."""
     about = dict(probe="local", batch=16)
     cell = fabricate("fedpc", 0.2, "dlg", "reconstruction", 20.0, control="beta", **about)
-    assert premise.steps_of(cell.config) == 1  # 128 at once
+    assert premise.batches_and_steps(cell.config) == (1, 1)  # 128 at once
     small = fabricate("fedpc", 0.2, "dlg", "reconstruction", 20.0, control="beta",
                       parameters={"batch_sizes": "2,1", "epochs": "3,2", "of_old": 1}, **about)  # fmt: skip
-    assert premise.steps_of(small.config) == 2 * 8
-    assert premise.steps_of(small.config.model_copy(update={"probe": "gradient"})) == 1
+    assert premise.batches_and_steps(small.config) == (8, 2 * 8)
+    assert premise.batches_and_steps(small.config.model_copy(update={"probe": "gradient"})) == (1, 1)
     plain = fabricate("phong", None, "dlg", "reconstruction", 20.0, **about)
     fed = plain.config.federation.model_copy(update={"batch": 2, "local_epochs": 3})
-    assert premise.steps_of(plain.config.model_copy(update={"federation": fed})) == 24
+    assert premise.batches_and_steps(plain.config.model_copy(update={"federation": fed})) == (8, 24)
+
+
+def test_one_image_in_many_steps_is_one_mini_batch(fabricate):
+    """A theorem about updates of many mini-batches is about different ones."""
+    parameters = {"batch_sizes": "1", "epochs": "8"}
+    cell = fabricate("fedpc", 0.2, "dlg", "reconstruction", 20.0, control="beta", probe="local", batch=1,
+                     parameters=parameters)  # fmt: skip
+    claim = Claim("psnr_median", None, "", "", None, "Theorem 3", steps=8, needs=("steps",))
+    assert premise.unmet_needs(claim, cell.config) == ("1 mini-batch attacked, not 8 or more",)
+    assert premise.attacked_words(cell.config) == "batch 1 in 8 or more steps"
 
 
 def test_roles_stand_beside_a_defense_without_on_the_victims_of_both(fabricate):

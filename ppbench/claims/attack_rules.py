@@ -136,7 +136,8 @@ def pixels_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
 def _scene_words(worst: Measured, undefended: str) -> str:
     """Return what was attacked, on which weights, beside the undefended figure; and who saw it if not the server."""
     config, view = worst.config, worst.config.threat_model.id
-    seen = "" if recorded_threat(view).lone_server else f"; seen by {view}"
+    threat = recorded_threat(view)
+    seen = "" if threat.lone_server else f"; seen by {threat.sees.partition(':')[0] or view} ({view})"
     return f"{attacked_words(config)}, {STAGES[config.stage].weights}; undefended {undefended}{seen}"
 
 

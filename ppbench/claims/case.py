@@ -83,9 +83,9 @@ def finding_of(
     return ClaimFinding(verdict, to, reason, plain, figures, cell_names(*records), harm)
 
 
-def unreliable(case: ClaimCase, threat: str) -> str | None:
-    """Return a clause if a control speaks against one adversary's attacks in this evaluation, else None."""
-    scope = [r for r in case.everything if r.config.threat_model.id == threat]
+def unreliable(case: ClaimCase, threat: str, seed: int | None = None) -> str | None:
+    """Return a clause if a control speaks against one adversary's attacks in this evaluation (of a seed), else None."""
+    scope = [r for r in case.everything if r.config.threat_model.id == threat and seed in (None, r.config.seed)]
     bad = next((check.sentence for check in check_controls(scope) if check.ok is not True), None)
     return None if bad is None else f"a control speaks against the attacks: {bad.rstrip('.')}"
 
@@ -162,8 +162,9 @@ def lack_of(claim: Claim, config: CellConfig, need: Need) -> str:
         met = claim.epochs is None or epochs_of(config) >= LONG_ENOUGH * claim.epochs
         return "" if met else f"{epochs_of(config):.3g} of {claim.epochs:g} epochs"
     if need == "steps":
-        met = claim.steps is None or steps_of(config) >= claim.steps
-        return "" if met else f"{count_of(steps_of(config), 'mini-batch', 'es')} attacked, not {claim.steps} or more"
+        batches, _ = batches_and_steps(config)
+        met = claim.steps is None or batches >= claim.steps
+        return "" if met else f"{count_of(batches, 'mini-batch', 'es')} attacked, not {claim.steps} or more"
     if need == "dataset":
         ours, theirs = data_of(config), claim.dataset
         met = not theirs or ours == theirs or ours.startswith(f"{theirs}.")
@@ -215,29 +216,30 @@ def epochs_of(config: CellConfig) -> float:
     return fed.rounds * fed.batch * fed.clients / config.data.train
 
 
-def steps_of(config: CellConfig) -> int:
-    """Return the least number of mini-batches in an attacked upload: 1 for a gradient, else those of a round.
+def batches_and_steps(config: CellConfig) -> tuple[int, int]:
+    """Return the least number of different mini-batches in an attacked upload, and of steps on them; 1 for a gradient.
 
-    The defense knows the latter (`fewest_steps`): FedPC's clients choose from menus.
+    The defense knows those of a round: FedPC's clients choose from menus. Several epochs repeat the mini-batches.
     """
     fed = config.federation
     if config.probe == "gradient":
-        return 1
+        return 1, 1
     known = {field.name for field in dataclasses.fields(load_plugin("defenses", config.defense.id))}
     own = {
         name: value for name, value in config.defense.parameters.items() if name in known
     }  # older records may have others
     defense: Any = made("defenses", object, config.defense.id, own)
-    return int(defense.fewest_steps(config.batch_size, fed.batch, fed.local_epochs))
+    batches = defense.fewest_batches(config.batch_size, fed.batch)
+    return int(batches), int(defense.fewest_steps(config.batch_size, fed.batch, fed.local_epochs))
 
 
 def attacked_words(config: CellConfig) -> str:
     """Return what one attacked upload is of: "batch 1", "batch 8 in 8 or more mini-batches of one"."""
-    steps = steps_of(config)
-    if steps == 1:
-        return f"batch {config.batch_size}"
-    each = "one" if config.batch_size == steps else f"{config.batch_size / steps:g} or fewer"
-    return f"batch {config.batch_size} in {steps} or more mini-batches of {each}"
+    batches, steps = batches_and_steps(config)
+    if batches == 1:
+        return f"batch {config.batch_size}" + (f" in {steps} or more steps" if steps > 1 else "")
+    each = "one" if config.batch_size == batches else f"{config.batch_size / batches:g} or fewer"
+    return f"batch {config.batch_size} in {batches} or more mini-batches of {each}"
 
 
 def _layers(config: CellConfig) -> int | None:

@@ -14,12 +14,12 @@ from ppbench.claims.case import (
     ClaimFinding,
     ClaimVerdict,
     attacked_words,
+    batches_and_steps,
     closeness,
     collapse_clauses,
     data_of,
     differing_needs,
     lack_of,
-    steps_of,
     stray_clauses,
     unmet_conditions,
     unmet_needs,
@@ -35,6 +35,8 @@ from ppbench.report.page.profiles import PaperClaims
 from ppbench.report.words import evaluation_words, listed_values, setting_labels
 
 NO_RECORD = "no record of "
+SEEDLESS = tuple(name for name in EVALUATION if name != "seed")
+"""Key of an evaluation over all seeds."""
 VERDICTS_FROM_WORST: tuple[ClaimVerdict, ...] = ("falls", "inconclusive", "holds", "identity")
 """Of evaluations that are equally close the first of these counts: a claim that falls anywhere has fallen."""
 Open = Literal["not run", "not comparable", "repetition", "apart"]
@@ -132,7 +134,7 @@ def _one(
         return Unchecked(name, claim, f"no record of {name}")
     if rule is None:
         return Unchecked(name, claim, unjudged_reason(claim.metric))
-    cases = list(_cases(name, claim, groups, siblings, far))
+    cases = list(_cases(name, claim, _pooled(groups) if rule.gathered == "pooled" else groups, siblings, far))
     if not cases:
         return Unchecked(name, claim, _missing(name, claim, groups))
     evaluations = [_Evaluation(place, case, judge_with_ends(rule, case), lacks) for place, case, lacks in cases]
@@ -146,7 +148,7 @@ def _one(
         return Unchecked(name, claim, f"{lacks}{near[0].finding}")
     one, finding = _gathered(judged, rule.gathered)
     finding = replace(_within(claim, one, finding), own=own_measure(one.case))
-    gathered = "worst" if rule.gathered == "worst" else "one in the middle"
+    gathered = "one in the middle" if rule.gathered == "middle" else "worst"
     differs = differing_needs(claim, one.case.mine[0].config)
     return Checked(name, claim, setting_of(one.case), finding, one.lacks, differs, len(judged), gathered)
 
@@ -193,7 +195,15 @@ def _gathered(judged: Sequence[tuple[_Evaluation, ClaimFinding]], how: str) -> t
     They are ordered by verdict, then by figure; the place (with the seed) only breaks ties.
     """
     rising = sorted(judged, key=lambda pair: (VERDICTS_FROM_WORST.index(pair[1].verdict), -pair[1].harm, pair[0].place))
-    return rising[0] if how == "worst" else rising[(len(rising) - 1) // 2]
+    return rising[(len(rising) - 1) // 2] if how == "middle" else rising[0]
+
+
+def _pooled(groups: Mapping[tuple[str, str], Frame]) -> dict[tuple[str, str], Frame]:
+    """Return the evaluations that differ in their seed alone as one each, at the place of the first."""
+    alike: dict[Key, list[tuple[str, str]]] = {}
+    for place, records in groups.items():
+        alike.setdefault(records.key(records[0]).only(SEEDLESS), []).append(place)
+    return {places[0]: frame_of([record for place in places for record in groups[place]]) for places in alike.values()}
 
 
 def _cases(
@@ -251,12 +261,14 @@ def setting_of(case: ClaimCase) -> str:
     model, fed = network_words(config.model.id, config.model.options), config.federation
     controls = sorted({(c.name, c.value) for r in case.mine if (c := r.config.defense.control) is not None})
     at = f"; {listed_values([f'{name}={value:g}' for name, value in controls])}" if controls else ""
-    long = f", updates of a {attacked_words(config)}" if steps_of(config) > 1 else ""
+    long = f", updates of a {attacked_words(config)}" if batches_and_steps(config)[1] > 1 else ""
     other = {word.strip("()") for label in setting_labels(case.mine).values() for word in label.split()[1:]}
     more = f" ({', '.join(sorted(other))})" if other else ""
+    seeds = sorted({r.config.seed for r in case.mine})
+    drawn = f"{'seed' if len(seeds) == 1 else 'seeds'} {listed_values([str(seed) for seed in seeds])}"
     return (
         f"{config.data.name}, {config.data.train} examples, {model}, {count_of(fed.clients, 'client')}, "
-        f"{count_of(fed.rounds, 'round')}, {fed.optimizer} at {fed.lr:g}, seed {config.seed}{long}{at}{more}"
+        f"{count_of(fed.rounds, 'round')}, {fed.optimizer} at {fed.lr:g}, {drawn}{long}{at}{more}"
     )
 
 

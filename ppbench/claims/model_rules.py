@@ -361,32 +361,56 @@ def leaks_less(case: ClaimCase) -> ClaimFinding | str:
     """The claim that less is rebuilt, or fewer members are identified, than under another defense holds if the worst
     case over all attacks lies below the other's, victim by victim, with its whole interval; it falls if it lies above.
     Both defenses are attacked by the same adversary, the strongest of those that the claim names, on the victims that
-    both share. Where clients play roles, each counts in the role that it played. The interval allows for different
-    numbers of searches: it extends to the figures of either side's best attack alone against all of the other's.
+    both share, of all seeds that both have. Where clients play roles, each counts in the role that it played. The
+    interval allows for different numbers of searches: it extends to the figures of either side's best attack alone
+    against all of the other's.
     """
     metric, kind, _, _ = JUDGED_CELLS[case.claim.metric]
-    mine = _strongest(case.mine, case.claim.metric, case.claim.views)
-    seen = (mine.config.threat_model.id,) if mine is not None and case.claim.views else ()
-    theirs = _strongest(case.rival, case.claim.metric, seen)
-    if mine is None or theirs is None:
-        return f"no {kind} attack came to a figure on {'it' if mine is None else _name(case)}"
-    if bad := unreliable(case, mine.config.threat_model.id):
-        return ClaimFinding("inconclusive", "", bad)
-    rule = next(rule for rule in question_for(mine).all_rules if rule.metric == metric and rule.subset != "canaries")
-    about = f"victim by victim{', seen by ' + seen[0] if seen else ''}"
-    if mine.places != theirs.places:  # probing takes whole cohorts until each role has enough
-        places = mine.places & theirs.places  # in one task and seed a victim has one place
-        mine, theirs = _only(mine, places), _only(theirs, places)
-        about += f", on the {len(mine.victims)} that both share"
+    pairs = list[tuple[WorstCase, WorstCase]]()
+    for seed in sorted({r.config.seed for r in case.mine}):
+        pair = _strongest_pair(case, seed)
+        if isinstance(pair, str):
+            return pair
+        if bad := unreliable(case, pair[0].config.threat_model.id, seed):
+            return ClaimFinding("inconclusive", "", bad)
+        pairs.append(pair)
+    rule = next(
+        rule for rule in question_for(pairs[0][0]).all_rules if rule.metric == metric and rule.subset != "canaries"
+    )
+    about = f"victim by victim{', seen by ' + pairs[0][0].config.threat_model.id if case.claim.views else ''}"
+    shared = [_shared(*pair) for pair in pairs]  # probing takes whole cohorts until each role has enough
+    if shared != pairs:
+        about += f", on the {sum(len(mine.victims) for mine, _ in shared)} that both share"
+    if not all(mine.victims for mine, _ in shared):
+        return ClaimFinding("inconclusive", "", "the two have different victims")
 
     def judged(theirs: Sequence[WorstCase], mine: Sequence[WorstCase]) -> Change:
         return change(theirs, mine, rule, f"{case.claim.source} {metric}")
 
-    if not mine.victims:
-        return ClaimFinding("inconclusive", "", "the two have different victims")
-    difference = search_adjusted(judged, [theirs], [mine])
+    ours, others = [mine for mine, _ in shared], [theirs for _, theirs in shared]
+    difference = search_adjusted(judged, others, ours)
     knows = any(r.config.attack.adaptive for r in case.mine if r.config.attack.kind == kind)
-    return _difference_finding(difference, rule.safer, knows, about, _attack_names([mine]), (mine, theirs))
+    return _difference_finding(difference, rule.safer, knows, about, _attack_names(ours), (*ours, *others))
+
+
+def _strongest_pair(case: ClaimCase, seed: int) -> tuple[WorstCase, WorstCase] | str:
+    """Return the worst cases of the defense and its rival by the same adversary, of one seed; or why there are none."""
+    mine, rival = ([r for r in side if r.config.seed == seed] for side in (case.mine, case.rival))
+    ours = _strongest(mine, case.claim.metric, case.claim.views)
+    seen = (ours.config.threat_model.id,) if ours is not None and case.claim.views else ()
+    theirs = _strongest(rival, case.claim.metric, seen)
+    if ours is None or theirs is None:
+        kind = JUDGED_CELLS[case.claim.metric][1]
+        return f"no {kind} attack came to a figure on {'it' if ours is None else _name(case)}"
+    return ours, theirs
+
+
+def _shared(mine: WorstCase, theirs: WorstCase) -> tuple[WorstCase, WorstCase]:
+    """Return two worst cases on the victims that both have: in one task and seed a victim has one place."""
+    if mine.places == theirs.places:
+        return mine, theirs
+    places = mine.places & theirs.places
+    return _only(mine, places), _only(theirs, places)
 
 
 def _only(case: WorstCase, places: frozenset[tuple[int, ...]]) -> WorstCase:
@@ -408,9 +432,10 @@ def _strongest(cells: Sequence[Record], claimed: str, views: Sequence[str] = ())
 
 def learns_more(case: ClaimCase) -> ClaimFinding | str:
     """The claim that a model is better than under another defense holds if the interval of the difference, of
-    independent samples, lies above 0, and falls if it lies below.
+    independent samples, lies above 0, and falls if it lies below. It is inconclusive if the undefended model learned
+    nothing.
     """
-    name = case.claim.metric
+    name, none = case.claim.metric, case.undefended
     mine, theirs = best_of(case.mine, name), best_of(case.rival, name)
     ours = None if mine is None else model_figure(mine.utility, name)
     other = None if theirs is None else model_figure(theirs.utility, name)
@@ -424,4 +449,6 @@ def learns_more(case: ClaimCase) -> ClaimFinding | str:
     ends = sorted((sign * difference.low * scale, sign * difference.high * scale))
     figures = f"{ours.value:{form}} beside {other.value:{form}}"
     reason = f"difference {sign * difference.worse * scale:+.3g} [{ends[0]:+.3g}, {ends[1]:+.3g}]"
+    if none is not None and learning_of(none.utility).state == "nothing":
+        verdict, reason = "inconclusive", f"the undefended model has learned nothing; {reason}"
     return finding_of(verdict, figures, difference.worse, reason, figures, mine, theirs)

@@ -39,7 +39,8 @@ class ClaimRule:
 
     judge: judges a case; worst, best: change the case as if all, or nothing, had gone wrong, None where the protocol
     alone decides the figure (bytes, a guarantee); gathered: which of several equally close evaluations counts: the
-    "worst", or the one in the "middle", as a training is drawn and not chosen.
+    "worst", or the one in the "middle", as a training is drawn and not chosen; "pooled": the worst, after the seeds of
+    each setting were pooled, as two defenses are compared on the victims of all seeds.
     """
 
     judge: Judge
@@ -111,7 +112,7 @@ def _scene(record: Record) -> tuple[object, ...]:
     config = record.config
     return (
         config.attack.kind, config.threat_model.id, config.stage, config.batch_size, config.probing,
-        config.audit is None,
+        config.audit is None, config.seed,
     )  # fmt: skip
 
 
@@ -212,7 +213,7 @@ RULES: dict[str, ClaimRule] = {
 """Rules of claims about one defense."""
 RIVALS: dict[str, ClaimRule] = {
     **dict.fromkeys(CAPS, ClaimRule(stays_farther, if_all_leaked, if_nothing_leaked)),
-    **dict.fromkeys(JUDGED_CELLS, ClaimRule(leaks_less, if_all_leaked, if_nothing_leaked)),
+    **dict.fromkeys(JUDGED_CELLS, ClaimRule(leaks_less, if_all_leaked, if_nothing_leaked, "pooled")),
     **dict.fromkeys(
         ("accuracy", "accuracy_top5", "dice", "mse"), ClaimRule(learns_more, if_useless, if_lossless, "middle")
     ),

@@ -267,9 +267,13 @@ class Defense:
         """Return the public L2 norm to which gradients (of examples or of an upload) are clipped, or None."""
         return None
 
+    def fewest_batches(self, count: int, batch: int) -> int:
+        """Return the least number of mini-batches into which a client divides `count` examples."""
+        return -(-count // batch)
+
     def fewest_steps(self, count: int, batch: int, epochs: int) -> int:
         """Return the least number of local steps of a client with `count` examples in one round."""
-        return epochs * -(-count // batch)
+        return epochs * self.fewest_batches(count, batch)
 
     def copies(self, plan: Plan, clients: int, examples: int) -> int:
         """Return the least number of model-sized arrays that `clients` clients of `examples` each hold in one step."""

@@ -365,9 +365,13 @@ class Parameters(PairedDefense):
             else []
         )
 
+    def fewest_batches(self, count: int, batch: int) -> int:
+        """Return the fewest mini-batches that the menus allow a client."""
+        return math.ceil(count / max(self.menu("batch_sizes")))
+
     def fewest_steps(self, count: int, batch: int, epochs: int) -> int:
         """Return the fewest local steps that the menus allow a client."""
-        return int(min(self.menu("epochs"))) * math.ceil(count / max(self.menu("batch_sizes")))
+        return int(min(self.menu("epochs"))) * self.fewest_batches(count, batch)
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee, even with noise."""
