@@ -154,6 +154,12 @@ def guarded(make, value=3.0, **about):
         (replace(PSNR, model="resnet20"), pixels, (8.0, 99.0), "outside the premise : mlp, not resnet20; images are"),
         (replace(PSNR, family="residual", needs=("family",)), pixels, (8.0, 99.0), "outside the premise : mlp, not a"),
         (replace(PSNR, family="mlp", needs=("family",)), pixels, (8.0, 99.0), "falls to 100.0 dB"),
+        (
+            replace(PSNR, family="AlexNet or VGG16", needs=("family",)),
+            pixels,
+            (8.0, 99.0),
+            "outside the premise : mlp, not AlexNet or VGG16",
+        ),
         (replace(PSNR, steps=2, needs=("steps",)), pixels, (8.0, 99.0), "outside the premise : 1 mini-batch attacked"),
         (
             replace(PSNR, when=(("masks", ("a", "b")),)),

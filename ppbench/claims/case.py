@@ -128,8 +128,9 @@ NETWORK_FAMILIES = {
         *("dlnet", "lenet", "lenet_baffle", "cnn", "alexnet", "vgg16", "densenet", "unet"),
         *("resnet11", "resnet20", "resnet32", "resnet56", "resnet50_fixup", "wrn_10_2"),
     ),
+    "AlexNet or VGG16": ("alexnet", "vgg16"),
 }
-"""Networks by kind; residual networks are convolutional too."""
+"""Networks by kind; residual networks are convolutional too. A kind in capitals names its networks."""
 
 
 def unmet_needs(claim: Claim, config: CellConfig) -> tuple[str, ...]:
@@ -175,7 +176,7 @@ def lack_of(claim: Claim, config: CellConfig, need: Need) -> str:
         theirs = ", ".join([claim.model, *equations(claim.options)])
     elif need == "family":
         met = not claim.family or model.id in NETWORK_FAMILIES.get(claim.family, ())
-        ours, theirs = model.id, f"a {claim.family} network"
+        ours, theirs = model.id, claim.family if claim.family[:1].isupper() else f"a {claim.family} network"
     elif need == "partition":
         ours, theirs = fed.partition, claim.partition
         met = not theirs or ours == theirs or ours.startswith(f"{theirs}:")

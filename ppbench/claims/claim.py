@@ -122,7 +122,7 @@ class Claim:
         when, options: parameters (name, value) of the defense and of the model for which it holds; `when` may have
             several values.
         clients: None for any.  partition: "iid", "imbalanced" or "dirichlet", with or without ":0.3"; "" for any.
-        family: kind of network ("mlp", "convolutional", "residual"), "" for any.
+        family: kind of network, of `NETWORK_FAMILIES`; "" for any.
         epochs: local epochs of a client's training in total.  batch_size: of training.  steps: least number of
             mini-batches in an attacked upload.
         lr, optimizer: of training, for the reader.  grid: control values of a CAP; empty: the defense's "paper" grid.
