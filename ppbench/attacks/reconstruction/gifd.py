@@ -91,6 +91,7 @@ class GIFD(IG):
     rho: NonNegative = 0.5
     lr: Positive = 0.01
     tv: NonNegative = 0.6
+    soften: NonNegative = 0.0
     latent: UnitInterval = 0.05
     last: UnitInterval = 0.7
     pixels: UnitInterval = 0.05

@@ -56,6 +56,7 @@ class IG(Inversion):
     tv: NonNegative = 1.0
     fading: bool = True
     soft: bool = True
+    soften: NonNegative = 0.2
 
     def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims from one of `blocks`; weighting the prior costs one of the evaluations."""
@@ -121,6 +122,7 @@ class IGMasked(IG):
 
     lr: Positive = 0.05
     tv: NonNegative = 0.1
+    soften: NonNegative = 0.0
 
     def variants(self) -> Sequence[Attack]:
         """Return this attack alone: hypotheses are chosen per victim, and the prior fades by itself."""

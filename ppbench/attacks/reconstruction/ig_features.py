@@ -7,7 +7,7 @@ batch, read exactly off the head's gradient, change smoothly with the images and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -74,6 +74,10 @@ class WithFeatures:
     params: Params
     goal: Tensor
     weight: Tensor
+
+    def softened(self, width: float) -> WithFeatures:
+        """Return the same problem with smoothed ReLUs, see `soft_kinks`; the features are those of the network."""
+        return replace(self, problem=self.problem.softened(width))
 
     def __call__(self, z: Tensor, index: Tensor) -> RowValue:
         """Return the value of whole rows z [S, n] of the starts `index` [S]; the score counts the distance, too."""

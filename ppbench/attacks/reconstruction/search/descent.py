@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -25,11 +25,22 @@ from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.metrics.modality import modality_in
+from ppbench.nets.channels import has_kinks
 
 EPSILON, BETAS = 1e-8, (0.9, 0.999)
 
 ValueFunction = Callable[[Tensor, Tensor], RowValue]
 """Maps rows z [S, n] and the start that each came from, index [S] int64, to their `RowValue`: a `Problem`."""
+
+
+class SoftFunction(Protocol):
+    """A `ValueFunction` of a network whose ReLUs can be smoothed."""
+
+    def __call__(self, z: Tensor, index: Tensor) -> RowValue:
+        """Return the value of rows z [S, n] of the starts `index` [S]."""
+
+    def softened(self, width: float) -> ValueFunction:
+        """Return the same with ReLUs smoothed by `width`, see `soft_kinks`."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +50,14 @@ class DescentSchedule:
     shape: "cosine": from 1 to 0; "warm": 5 % warm-up, decay over the last 75 % (Fang et al. 2023).
     by: the input of Adam: the "slope", its "sign" (Geiping et al. 2020, Sec. 4), or a "soft" sign, tanh(slope / mean
         |slope| of the row), under which nearly settled numbers stay.
+    soften: width by which ReLUs are smoothed at first, see `soft_kinks`; it falls with the rate. 0: not at all.
     """
 
     steps: int
     lr: float = 0.1
     shape: Literal["cosine", "warm"] = "cosine"
     by: Literal["slope", "sign", "soft"] = "slope"
+    soften: float = 0.0
 
     def factor(self, step: int) -> float:
         """Return the factor on the learning rate in `step`, counted from 0."""
@@ -52,6 +65,12 @@ class DescentSchedule:
         if self.shape == "cosine":
             return 0.5 * (1 + math.cos(math.pi * t))
         return 0.5 * (1 - math.cos(math.pi * min(1.0, (1 - t) / 0.75))) * min(1.0, (t + 1 / self.steps) / 0.05)
+
+    def softened(self, evaluate: ValueFunction | SoftFunction, step: int) -> ValueFunction:
+        """Return what is evaluated in `step`: `evaluate` with ReLUs smoothed by the width of that step."""
+        if not self.soften:
+            return evaluate
+        return evaluate.softened(self.soften * self.factor(step))  # type: ignore[union-attr]
 
     def fed(self, slope: Tensor) -> Tensor:
         """Return the input of Adam for slopes [s, n]."""
@@ -111,14 +130,15 @@ def descend(
     """Minimize each row from `start` [S, n] separately, and keep the best iterate of each by its score.
 
     A row whose value or gradient is not finite stops. `project` maps iterates and their index into the feasible set (a
-    box, a ball); `marks` are numbers of evaluations after which the best iterates so far are recorded.
+    box, a ball); `marks` are numbers of evaluations after which the best iterates so far are recorded. With
+    `schedule.soften`, `evaluate` is a `SoftFunction`.
     """
     z, best, adam, trail = start.clone(), start.clone(), Adam(start), []
     score = z.new_full((len(z),), torch.inf, dtype=torch.float64)
     live = torch.arange(len(z), device=z.device)
     counts = torch.zeros_like(live)
     for step in range(schedule.steps):
-        value = evaluate(z[live], live)
+        value = schedule.softened(evaluate, step)(z[live], live)
         counts[live] += 1
         better = value.score.double() < score[live]
         rows = live[better]
@@ -152,6 +172,7 @@ class Inversion(ImageSearch):
         tv: weight of the total variation, mean |dx| + |dy| over pixels in units of the data's range.
         fading: whether priors are multiplied by the mismatch: they guide the search, and vanish in the end.
         slots: rows that are evaluated together, at most; all rows of a victim are.
+        soften: width by which ReLUs of convolutional networks are smoothed at first, see `soft_kinks`; 0: not at all.
         compile: whether the objective goes through torch.compile: slow to warm up, and no faster on a LeNet.
     """
 
@@ -159,6 +180,7 @@ class Inversion(ImageSearch):
     lr: Positive = 0.1
     tv: NonNegative = 1e-4
     fading: bool = False
+    soften: NonNegative = 0.0
     slots: InMemoryCount = 32
     compile: bool = False
 
@@ -198,7 +220,7 @@ class Inversion(ImageSearch):
     def matching(self, plan: Plan, evidences: Sequence[Evidence], batch: int) -> Objective:
         """Return the distance of guesses of `batch` examples from the evidence of V victims."""
         matching = objective([self.matched(e) for e in evidences], plan, batch, torch.float32)
-        return torch.compile(matching) if self.compile else matching
+        return cast(Objective, torch.compile(matching)) if self.compile else matching  # without `softened`
 
     def matched(self, evidence: Evidence) -> Evidence:
         """Return `evidence` with the measure that this attack compares by. Default: as it is."""
@@ -217,7 +239,8 @@ class Inversion(ImageSearch):
     def schedule(self, steps: int, plan: Plan) -> DescentSchedule:
         """Return the schedule for `steps` evaluations per row."""
         low, high = plan.data_range
-        return DescentSchedule(steps, self.lr * (high - low))
+        soften = self.soften if self.soften and not self.compile and has_kinks(plan.net) else 0.0
+        return DescentSchedule(steps, self.lr * (high - low), soften=soften)
 
 
 def evidence_of(victim: PosedVictim) -> Evidence:
