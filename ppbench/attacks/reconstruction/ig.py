@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import torch
 from torch import Tensor
@@ -29,10 +29,13 @@ from ppbench.attacks.reconstruction.search.descent import (
 from ppbench.attacks.reconstruction.search.problem import Problem, objective
 from ppbench.attacks.reconstruction.search.starts import PosedVictim, Start, Starts
 from ppbench.base.errors import UsageError
-from ppbench.federation.bounds import NonNegative, Positive
+from ppbench.federation.bounds import NonNegative, Positive, between
 from ppbench.federation.evidence import Evidence, Measure
 from ppbench.federation.plan import Plan
+from ppbench.nets.channels import has_kinks
 
+Zero = Annotated[float, between(0, 0, "0")]
+"""The `soften` of attacks that are related to `ig` but were not measured with rounded kinks."""
 TV_FACTORS = (0.3, 3.0)
 """Factors on the weight of the total variation for tuning."""
 
@@ -49,7 +52,7 @@ class IG(Inversion):
 
     name: ClassVar[str] = "ig"
     next_token: ClassVar[bool] = True
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020"
 
     lr: Positive = 0.1
@@ -77,7 +80,8 @@ class IG(Inversion):
 
     def schedule(self, steps: int, plan: Plan) -> DescentSchedule:
         """Return a schedule of sign steps with cosine-decayed length."""
-        return replace(super().schedule(steps, plan), by="soft" if self.soft else "sign")
+        soften = self.soften if self.soften and not self.compile and has_kinks(plan.net) else 0.0
+        return replace(super().schedule(steps, plan), by="soft" if self.soft else "sign", soften=soften)
 
     def variants(self) -> Sequence[Attack]:
         """Return this attack with several weights of the total variation, its own first."""
@@ -122,7 +126,7 @@ class IGMasked(IG):
 
     lr: Positive = 0.05
     tv: NonNegative = 0.1
-    soften: NonNegative = 0.0
+    soften: Zero = 0.0
 
     def variants(self) -> Sequence[Attack]:
         """Return this attack alone: hypotheses are chosen per victim, and the prior fades by itself."""

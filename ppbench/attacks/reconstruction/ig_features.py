@@ -39,7 +39,7 @@ class IGFeatures(IG):
     """
 
     name: ClassVar[str] = "ig_features"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     reference: ClassVar[str] = "Geiping et al. 2020; features as in the authors' later code (breaching, `modern`)"
 
     features: NonNegative = 1.0

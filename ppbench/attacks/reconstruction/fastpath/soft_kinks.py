@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 RELUS = frozenset({F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_})
-"""What is smoothed, with `LEAKY`, however a network calls it; other kinks, as those of max pools, stay."""
-LEAKY = frozenset({F.leaky_relu})
+"""What is smoothed, with `LEAKY` and `CLIPPED`, however a network calls it; kinks of max pools stay."""
+LEAKY, CLIPPED = frozenset({F.leaky_relu}), frozenset({F.relu6, F.hardtanh})
 SMALLEST = 1e-12
 """Smallest width, where all inputs of a layer are 0."""
 
@@ -36,7 +36,7 @@ def kink_scale(z: Tensor, width: Tensor | float, dim: tuple[int, ...] | None = N
 
 
 class SoftKinks(TorchFunctionMode):
-    """Within it, ReLUs and leaky ReLUs are smoothed by a `width`, whether they are modules, functions or methods."""
+    """Within it, ReLUs are smoothed by a `width`, leaky and clipped ones too, be they modules, functions or methods."""
 
     def __init__(self, width: float) -> None:
         super().__init__()
@@ -51,10 +51,11 @@ class SoftKinks(TorchFunctionMode):
     ) -> Any:
         """Return what `func` does, or the smoothed ReLU."""
         named = dict(kwargs or {})
-        if func not in RELUS and func not in LEAKY:
+        if func not in RELUS | LEAKY | CLIPPED:
             return func(*args, **named)
         z = args[0] if args else named["input"]
-        leak = 0.0
-        if func in LEAKY:
-            leak = args[1] if len(args) > 1 else named.get("negative_slope", 0.01)
-        return soft_relu(z, kink_scale(z, self.width), leak)
+        scale = kink_scale(z, self.width)
+        if func in CLIPPED:
+            low, high = named.get("min_val", 0.0), named.get("max_val", 6.0)
+            return low + soft_relu(z - low, scale) - soft_relu(z - high, scale)
+        return soft_relu(z, scale, named.get("negative_slope", 0.01) if func in LEAKY else 0.0)

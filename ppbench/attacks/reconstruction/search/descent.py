@@ -25,7 +25,6 @@ from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.metrics.modality import modality_in
-from ppbench.nets.channels import has_kinks
 
 EPSILON, BETAS = 1e-8, (0.9, 0.999)
 
@@ -172,7 +171,6 @@ class Inversion(ImageSearch):
         tv: weight of the total variation, mean |dx| + |dy| over pixels in units of the data's range.
         fading: whether priors are multiplied by the mismatch: they guide the search, and vanish in the end.
         slots: rows that are evaluated together, at most; all rows of a victim are.
-        soften: width by which ReLUs of convolutional networks are smoothed at first, see `soft_kinks`; 0: not at all.
         compile: whether the objective goes through torch.compile: slow to warm up, and no faster on a LeNet.
     """
 
@@ -180,7 +178,6 @@ class Inversion(ImageSearch):
     lr: Positive = 0.1
     tv: NonNegative = 1e-4
     fading: bool = False
-    soften: NonNegative = 0.0
     slots: InMemoryCount = 32
     compile: bool = False
 
@@ -239,8 +236,7 @@ class Inversion(ImageSearch):
     def schedule(self, steps: int, plan: Plan) -> DescentSchedule:
         """Return the schedule for `steps` evaluations per row."""
         low, high = plan.data_range
-        soften = self.soften if self.soften and not self.compile and has_kinks(plan.net) else 0.0
-        return DescentSchedule(steps, self.lr * (high - low), soften=soften)
+        return DescentSchedule(steps, self.lr * (high - low))
 
 
 def evidence_of(victim: PosedVictim) -> Evidence:
