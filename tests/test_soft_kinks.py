@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective
 from ppbench.attacks.reconstruction.fastpath.soft_kinks import SoftKinks
 from ppbench.attacks.reconstruction.gifd import GIFD
 from ppbench.attacks.reconstruction.ig import IG, IGMasked
-from ppbench.attacks.reconstruction.ig_features import IGFeatures
 from ppbench.attacks.reconstruction.search.problem import Problem
 from ppbench.attacks.reconstruction.search.starts import posed
 from ppbench.base.errors import UsageError

@@ -34,6 +34,10 @@ from ppbench.federation.evidence import Evidence, Measure
 from ppbench.federation.plan import Plan
 from ppbench.nets.channels import has_kinks
 
+SOFT_PRIOR = 3.0
+"""Factor on the weight of the total variation where kinks are rounded and images smooth: best of 1, 2, 3 and 5."""
+SMOOTH_PIXELS = 16
+"""Images of at least as many pixels a side are smooth, as photographs are; those of 8 x 8 pixels are not."""
 Zero = Annotated[float, between(0, 0, "0")]
 """The `soften` of attacks that are related to `ig` but were not measured with rounded kinks."""
 TV_FACTORS = (0.3, 3.0)
@@ -42,12 +46,14 @@ TV_FACTORS = (0.3, 3.0)
 
 @dataclass(frozen=True)
 class IG(Inversion):
-    """Inverting gradients: cosine of the gradients, total variation, Adam on signs, a box.
+    """Inverting gradients: cosine of the gradients, total variation, Adam on signs, a box; rounded kinks.
 
     tv: weight of the total variation: 1 pulls a start image as hard as the observation does, see `Problem.balanced`,
-        and so suits digits and photographs, smooth networks and others.
+        and so suits digits and photographs. Where kinks are rounded, it pulls `SOFT_PRIOR` times as hard on images of
+        at least `SMOOTH_PIXELS` a side.
     soft: whether signs are softened, see `DescentSchedule`, as in the authors' later code (breaching), with its rate.
-        The paper's setting is soft=false, fading=false, tv=1e-4.
+        The paper's setting is soft=false, fading=false, tv=1e-4, soften=0.
+    soften: width by which ReLUs of convolutional networks are rounded at first, see `soft_kinks`; 0: not at all.
     """
 
     name: ClassVar[str] = "ig"
@@ -59,16 +65,26 @@ class IG(Inversion):
     tv: NonNegative = 1.0
     fading: bool = True
     soft: bool = True
-    soften: NonNegative = 0.2
+    soften: NonNegative = 0.1
 
     def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims from one of `blocks`; weighting the prior costs one of the evaluations."""
         problem, steps, spent = self.problem(victims, [evidence_of(v) for v in victims], self.share), self.budget, 0
+        plan = victims[0].plan
         if self.fading and self.tv and steps > problem.tries:
-            problem, spent = problem.balanced(self.tv), problem.tries
-        schedule = self.schedule((steps - spent) // problem.tries, victims[0].plan)
+            problem, spent = problem.balanced(self.pull(plan)), problem.tries
+        schedule = self.schedule((steps - spent) // problem.tries, plan)
         descent = descent_of(problem, problem.start, schedule, self.evaluated(problem, victims))
         return SearchHistory(problem.tries, spent).add(problem, descent).guesses()
+
+    def width(self, plan: Plan) -> float:
+        """Return the width by which kinks are rounded at first; 0 where there are none, or all is compiled."""
+        return self.soften if self.soften and not self.compile and has_kinks(plan.net) else 0.0
+
+    def pull(self, plan: Plan) -> float:
+        """Return how hard the total variation pulls a start image, relative to the observation."""
+        smooth = min(plan.spec.shape[-2:]) >= SMOOTH_PIXELS
+        return self.tv * (SOFT_PRIOR if smooth and self.width(plan) else 1.0)
 
     def evaluated(self, problem: Problem, victims: Sequence[PosedVictim]) -> ValueFunction:
         """Return what is minimized of the `problem` of `victims`. Default: the problem."""
@@ -80,8 +96,8 @@ class IG(Inversion):
 
     def schedule(self, steps: int, plan: Plan) -> DescentSchedule:
         """Return a schedule of sign steps with cosine-decayed length."""
-        soften = self.soften if self.soften and not self.compile and has_kinks(plan.net) else 0.0
-        return replace(super().schedule(steps, plan), by="soft" if self.soft else "sign", soften=soften)
+        by: Literal["soft", "sign"] = "soft" if self.soft else "sign"
+        return replace(super().schedule(steps, plan), by=by, soften=self.width(plan))
 
     def variants(self) -> Sequence[Attack]:
         """Return this attack with several weights of the total variation, its own first."""
