@@ -192,26 +192,26 @@ class Setting:
     defense: Defense = field(default_factory=NoDefense)
     batch: int = 1
     params: Params | None = None
-    budgets: tuple[int, ...] = (300, 900)
+    budgets: tuple[int, ...] = (300,)
 
 
 def settings() -> dict[str, Setting]:
     """Return the settings of `soft` by name."""
-    shape, photos = (3, 32, 32), cifar(41_000, 16)
+    shape, photos, both = (3, 32, 32), cifar(41_000, 16), (300, 900)
     eight, cnn = Data(photos.x[:8], photos.y[:8]), net_spec("cnn", shape, 10)
     hidden = net_spec("cnn", shape, 10, {"widths": "16,32", "hidden": 64})
+    strided = net_spec("lenet_baffle", shape, 10, {"activation": "relu"})
     return {
-        "`cnn`": Setting(photos, cnn),
-        "`cnn`, widths 16,32, hidden 64": Setting(photos, hidden),
-        "`lenet_baffle`, ReLU": Setting(photos, net_spec("lenet_baffle", shape, 10, {"activation": "relu"})),
-        "`cnn`, `dp` 0.01": Setting(eight, cnn, DP(sigma=0.01)),
+        "`cnn`": Setting(eight, cnn, budgets=both),
+        "`cnn`, widths 16,32, hidden 64": Setting(eight, hidden, budgets=both),
+        "`lenet_baffle`, ReLU": Setting(eight, strided, budgets=both),
+        "`cnn`, batch 4": Setting(photos, cnn, batch=4),
         "`cnn`, trained to 51 %": Setting(eight, cnn, params=learned(cnn)),
         "`cnn`, widths 32,64,128, average pools": Setting(eight, CONVNET),
-        "`cnn`, batch 4": Setting(photos, cnn, batch=4),
-        "`cnn`, MNIST": Setting(images("mnist", "L", 41_000, 16), net_spec("cnn", (1, 28, 28), 10)),
-        "`cnn`, digits": Setting(digits(1300, 40), net_spec("cnn", (1, 8, 8), 10)),
-        "`resnet20`": Setting(eight, net_spec("resnet20", shape, 10, {"head_bias": False}), budgets=(300,)),
-        "`densenet`": Setting(eight, net_spec("densenet", shape, 10, {"bias": False}), budgets=(300,)),
+        "`cnn`, `dp` 0.01": Setting(eight, cnn, DP(sigma=0.01)),
+        "`cnn`, MNIST": Setting(images("mnist", "L", 41_000, 8), net_spec("cnn", (1, 28, 28), 10)),
+        "`cnn`, digits": Setting(digits(1300, 40), net_spec("cnn", (1, 8, 8), 10), budgets=both),
+        "`resnet20`": Setting(eight, net_spec("resnet20", shape, 10, {"head_bias": False})),
     }
 
 

@@ -19,7 +19,7 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion, first_layer
 from ppbench.attacks.reconstruction.closed_form import SMALL, ClosedForm
 from ppbench.attacks.reconstruction.dlg import DLG
-from ppbench.attacks.reconstruction.ig import IG, SMOOTH_PIXELS
+from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import Surrogates, surrogates
 from ppbench.federation.evidence import Evidence, Simulate, at_truth
@@ -37,6 +37,10 @@ TRIAL_DIVISOR = 12
 """The budget of each trial search is 1 / `TRIAL_DIVISOR` of the whole: 150 of 1,800; L-BFGS stalls after some 200."""
 PRIORS = (1.0, 0.1)
 """Weights of `ig`'s prior in trials on small images: those of 8 x 8 pixels need none."""
+SMOOTH_PIXELS = 16
+"""Images of at least as many pixels a side are smooth enough for `ig`'s usual prior. The angle misleads there: noise
+with a smaller angle won the trials. On 28 and 32 pixels a side no other search improved any recognizable image
+(docs/benchmarks.md)."""
 EXPLAINED_ANGLE = 1e-6
 """An answer with 1 - cosine up to this needs no further search."""
 
@@ -46,11 +50,11 @@ def fittest_guesses(
 ) -> list[Guess]:
     """Return the guesses of `search`, but of the fittest search on convolutions with kinked activations.
 
-    `search` stalls there. The fittest is `ig` for images of at least `SMOOTH_PIXELS` a side: the angle misleads there,
-    noise with a smaller angle won the trials (docs/benchmarks.md). For smaller ones, one start of `search` and `ig`
-    with each of two weights of its prior get a twelfth of the budget. The rest goes to the one of the three whose
-    answer's gradient has the smallest angle to the observed one. The answer with the smallest angle is returned; its
-    confidence is 1 - cosine. Perceptrons with kinks are left to the restarts of `search`, which does better there.
+    `search` stalls there. The fittest is `ig` for images of at least `SMOOTH_PIXELS` a side. For smaller ones, one
+    start of `search` and `ig` with each of two weights of its prior get a twelfth of the budget. The rest goes to the
+    one of the three whose answer's gradient has the smallest angle to the observed one. The answer with the smallest
+    angle is returned; its confidence is 1 - cosine. Perceptrons with kinks are left to the restarts of `search`, which
+    does better there.
     """
     share = search.budget // TRIAL_DIVISOR
     if plan.spec.classes == 1 or share < 2 or not has_kinks(plan.net):
