@@ -61,7 +61,10 @@ def precisions(observed: Params, kind: str, g: torch.Generator) -> Params | None
 def check(
     kind: type[Objective], plan: Plan, params: Params, batch: int, weights: list[str], measure: Measure = "squares"
 ) -> None:
-    """Compare D and its slopes with autograd's, for a victim of each kind of `weights`; one is guessed twice."""
+    """Compare D and its slopes with autograd's, for a victim of each kind of `weights`; one is guessed twice.
+
+    With smoothed kinks, too.
+    """
     g, shape, simulate, evidence = seeded(len(weights) + batch), plan.spec.shape, simulation(plan, params), []
 
     def drawn(count: int) -> tuple[Tensor, Tensor]:
@@ -76,9 +79,11 @@ def check(
     assert isinstance(fast, kind)
     x, y = drawn(len(weights) + 1)
     arguments = (x, y, x.new_zeros(len(x), 0), torch.tensor([*reversed(range(len(weights))), 0]))
-    for mine, theirs in zip(fast(*arguments), SimulatedObjective(evidence)(*arguments), strict=True):
-        largest = float(theirs.abs().amax() if theirs.numel() else 0)
-        assert torch.allclose(mine, theirs, rtol=1e-8, atol=1e-9 * max(largest, 0.1))
+    slow = SimulatedObjective(evidence)
+    for mine, theirs in ((fast, slow), (fast.softened(0.3), slow.softened(0.3))):
+        for ours, autograd in zip(mine(*arguments), theirs(*arguments), strict=True):
+            largest = float(autograd.abs().amax() if autograd.numel() else 0)
+            assert torch.allclose(ours, autograd, rtol=1e-8, atol=1e-9 * max(largest, 0.1))
 
 
 @settings(max_examples=25)

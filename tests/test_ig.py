@@ -157,8 +157,8 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
 @pytest.mark.parametrize("batch", [1, 2])
 def test_exact_features_guide_the_search_through_kinks(digits, batch):
     seen = server_sees(digits, NoDefense(), batch=batch, count=4, kinks=True)
-    guided, _ = reached(seen, IGFeatures(budget=150))
-    unguided, _ = reached(seen, IG(budget=150))
+    guided, _ = reached(seen, IGFeatures(budget=150, soften=0.0))  # rounded kinks need less guidance
+    unguided, _ = reached(seen, IG(budget=150, soften=0.0))
     assert median(guided) > median(unguided) + 3
 
 
@@ -170,11 +170,13 @@ def test_where_features_are_noise_it_is_ig_to_the_bit(digits):
         assert torch.equal(one.x, other.x) and one.confidence == other.confidence
 
 
-def test_a_victim_is_searched_beside_others_as_alone_also_under_batch_norms(digits):
+@pytest.mark.parametrize("attack", [IGFeatures(budget=8, soften=0.0), IGFeatures(budget=4)], ids=["hard", "rounded"])
+def test_a_victim_is_searched_beside_others_as_alone_also_under_batch_norms(attack, digits):
+    """Rounded kinks for fewer steps: where they are narrow, steps multiply what float32 rounds."""
     plan = Plan(net_spec("resnet20", (1, 8, 8), 10, {"norm": "bn"}), 1, Local("gradient", batch=2))
     run = Federation(NoDefense(), plan, {0: Data(digits.x[900:960], digits.y[900:960])}, Seeds(0))
     run.start(initial(plan.spec, 1))
-    (view, victims), attack = watched(run, batch=2, count=4), IGFeatures(budget=8)
+    view, victims = watched(run, batch=2, count=4)
     first, *_ = attack.run(view, victims.challenges(), seeded())
     (alone,) = attack.run(view, victims.challenges()[:1], seeded())
     assert alone.confidence == pytest.approx(first.confidence, rel=1e-3)

@@ -18,7 +18,7 @@ clock, as other jobs may run. OUT.json is written after every batch, and a later
 rows are kept, and of others the finalists and the victims they had, so `--victims` can be raised. `default` is what
 `ppbench.invert` computes or searches, at its own budget: it counts only where its seconds are no more. `--peers ""`
 measures ours alone; with peers, but without `breaching`, the script says so, and exits with 2. `ig3` is `ig` with three
-times its prior, as tuning tries, `ig3_pattern` that from a tiled patch, where breaching's `modern` starts.
+times its prior and no rounded kinks, `ig3_pattern` that from a tiled patch, where breaching's `modern` starts.
 """
 
 from __future__ import annotations
@@ -198,10 +198,10 @@ def ours(name: str, row: Row) -> Run:
         first = min(400, steps // 2)
         results: dict[str, Attack] = {
             "ig": IG(budget=steps),
-            "ig3": IG(budget=steps, tv=3.0),
-            "ig3_pattern": IG(budget=steps, tv=3.0, start="pattern"),
+            "ig3": IG(budget=steps, tv=3.0, soften=0.0),
+            "ig3_pattern": IG(budget=steps, tv=3.0, soften=0.0, start="pattern"),
             "ig_features": IGFeatures(budget=steps),
-            "ig_features3": IGFeatures(budget=steps, tv=3.0),
+            "ig_features3": IGFeatures(budget=steps, tv=3.0, soften=0.0),
             "idlg": IDLG(budget=steps),
             "feature_inversion": FeatureInversion(inversion_budget=first, joint_budget=max(1, steps - first)),
         }

@@ -166,7 +166,7 @@ class Evidence:
     def _hinge(self, simulated: Params) -> Tensor:
         parts = []
         for name, s in simulated.items():
-            against = torch.relu(-s * self.observed[name].to(s.dtype)).mean()
+            against = torch.threshold(-s * self.observed[name].to(s.dtype), 0.0, 0.0).mean()  # a ReLU never smoothed
             parts.append(against / s.abs().mean().clamp(min=SMALLEST_SQUARE))
         return torch.stack(parts).mean()
 

@@ -63,7 +63,7 @@ class AdaptiveDP(Attack):
 
     name: ClassVar[str] = "adaptive_dp"
     next_token: ClassVar[bool] = True
-    version: ClassVar[str] = "6"
+    version: ClassVar[str] = "7"
     kind: ClassVar[Kind] = "reconstruction"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"dp", "dp_sgd"})
@@ -245,7 +245,7 @@ class AdaptivePPDL(AdaptiveDP):
     """
 
     name: ClassVar[str] = "adaptive_ppdl"
-    version: ClassVar[str] = "6"
+    version: ClassVar[str] = "7"
     targets: ClassVar[frozenset[str] | None] = frozenset({"ppdl"})
     reference: ClassVar[str] = "this project; gradient matching of Zhu, Liu and Han 2019 with a mask"
 
@@ -276,7 +276,7 @@ class AdaptiveSoteria(AdaptiveDP):
 
     name: ClassVar[str] = "adaptive_soteria"
     next_token: ClassVar[bool] = False
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     targets: ClassVar[frozenset[str] | None] = frozenset({"soteria"})
     reference: ClassVar[str] = "Balunovic et al., ICLR 2022, leave out the whole layer; here, the columns that are zero"
 
@@ -321,7 +321,7 @@ class AdaptiveQSGD(AdaptiveDP):
     """The most probable image under the law of the rounding error, which the message's steps give tensor by tensor."""
 
     name: ClassVar[str] = "adaptive_qsgd"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     targets: ClassVar[frozenset[str] | None] = frozenset({"qsgd"})
     reference: ClassVar[str] = "this project; Balunovic et al., ICLR 2022, under the law of stochastic rounding"
 

@@ -34,7 +34,7 @@ class AdaptiveEncrypted(AdaptiveDP):
     colluders: Annotated[int, whole_number(0, 10_000)] = 0
 
     name: ClassVar[str] = "adaptive_encrypted"
-    version: ClassVar[str] = "4"
+    version: ClassVar[str] = "5"
     targets: ClassVar[frozenset[str] | None] = frozenset({"tp_smc", "hybridalpha", "pile"})
     threats: ClassVar[tuple[str, ...]] = ("server/1", "collusion/1", "client/1", "eavesdropper/1")
     reference: ClassVar[str] = "this project; sums and coalitions of Truex et al. 2019, Section 3.2, inverted"

@@ -39,6 +39,7 @@ class AdaptiveMixup(Attack):
     budget: PositiveInt = 1800
 
     name: ClassVar[str] = "adaptive_mixup"
+    version: ClassVar[str] = "2"
     kind: ClassVar[Kind] = "reconstruction"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"mixup"})

@@ -198,7 +198,7 @@ class AdaptiveMPDP(Attack):
     budget: PositiveInt = 1800
 
     name: ClassVar[str] = "adaptive_mpdp"
-    version: ClassVar[str] = "6"
+    version: ClassVar[str] = "7"
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1")
     adaptive: ClassVar[bool] = True

@@ -40,7 +40,7 @@ class AdaptivePBPFLExt(Attack):
     budget: PositiveInt = 1800
 
     name: ClassVar[str] = "adaptive_pbpfl_ext"
-    version: ClassVar[str] = "5"
+    version: ClassVar[str] = "6"
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1",)
     adaptive: ClassVar[bool] = True

@@ -28,7 +28,7 @@ class AdaptiveServer(IDLG):
     """
 
     name: ClassVar[str] = "adaptive_server"
-    version: ClassVar[str] = "4"
+    version: ClassVar[str] = "5"
     adaptive: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("server/1", "collusion/1")
     reads_alone: ClassVar[bool] = True

@@ -75,7 +75,7 @@ class AdaptivePrecode(AdaptiveDP):
     """
 
     name: ClassVar[str] = "adaptive_precode"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     targets: ClassVar[frozenset[str] | None] = frozenset({"precode"})
     reference: ClassVar[str] = (
         "this project; without the bottleneck and what follows: Scheliga et al., 2022 (arXiv 2208.04767), and "

@@ -39,7 +39,7 @@ from ppbench.attacks.reconstruction.generator import (
     initial_weights,
     read_generator,
 )
-from ppbench.attacks.reconstruction.ig import IG
+from ppbench.attacks.reconstruction.ig import IG, Zero
 from ppbench.attacks.reconstruction.search.descent import (
     DescentSchedule,
     SearchHistory,
@@ -81,6 +81,7 @@ class GIFD(IG):
     """
 
     name: ClassVar[str] = "gifd"
+    version: ClassVar[str] = "3"
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Fang et al., GIFD: Gradient Inversion by Feature Domain Optimization, ICCV 2023"
 
@@ -91,6 +92,7 @@ class GIFD(IG):
     rho: NonNegative = 0.5
     lr: Positive = 0.01
     tv: NonNegative = 0.6
+    soften: Zero = 0.0
     latent: UnitInterval = 0.05
     last: UnitInterval = 0.7
     pixels: UnitInterval = 0.05

@@ -7,7 +7,7 @@ batch, read exactly off the head's gradient, change smoothly with the images and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -39,7 +39,7 @@ class IGFeatures(IG):
     """
 
     name: ClassVar[str] = "ig_features"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     reference: ClassVar[str] = "Geiping et al. 2020; features as in the authors' later code (breaching, `modern`)"
 
     features: NonNegative = 1.0
@@ -74,6 +74,10 @@ class WithFeatures:
     params: Params
     goal: Tensor
     weight: Tensor
+
+    def softened(self, width: float) -> WithFeatures:
+        """Return the same problem with smoothed ReLUs, see `soft_kinks`; the features are those of the network."""
+        return replace(self, problem=self.problem.softened(width))
 
     def __call__(self, z: Tensor, index: Tensor) -> RowValue:
         """Return the value of whole rows z [S, n] of the starts `index` [S]; the score counts the distance, too."""

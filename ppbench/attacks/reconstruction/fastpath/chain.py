@@ -7,12 +7,13 @@ R-operator (Pearlmutter 1994) give it: about four passes, for many victims in on
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     Direction,
     Full,
     Memo,
+    SoftKink,
     average_pool,
     flatten,
     leaky_relu,
@@ -316,9 +318,10 @@ class ChainMatch:
         return str([part.about for part in (*self.steps, *self.targets)])
 
     @property
-    def _parts(self) -> tuple[list[tuple[Full, Tensor | None]], list[LayerTarget]]:
-        """What has tensors: the parameters of affine layers, and the targets."""
-        return [(step.weight, step.bias) for step in self.steps if isinstance(step, Affine)], list(self.targets)
+    def _parts(self) -> tuple[list[tuple[Full, Tensor | None]], list[Tensor], list[LayerTarget]]:
+        """What has tensors: the parameters of affine layers, the widths of smoothed kinks, and the targets."""
+        parameters = [(step.weight, step.bias) for step in self.steps if isinstance(step, Affine)]
+        return parameters, [step.width for step in self.steps if isinstance(step, SoftKink)], list(self.targets)
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, in order."""
@@ -326,10 +329,27 @@ class ChainMatch:
 
     def of(self, tensors: Sequence[Tensor]) -> ChainMatch:
         """Return a copy with other `tensors`."""
-        parameters, targets = filled(self._parts, tensors)
-        each = iter(parameters)
-        steps = [step.with_parameters(*next(each)) if isinstance(step, Affine) else step for step in self.steps]
+        parameters, widths, targets = filled(self._parts, tensors)
+        each, width = iter(parameters), iter(widths)
+        steps: list[ChainStep] = []
+        for step in self.steps:
+            if isinstance(step, Affine):
+                step = step.with_parameters(*next(each))
+            elif isinstance(step, SoftKink):
+                step = replace(step, width=next(width))
+            steps.append(step)
         return ChainMatch(steps, targets)
+
+    def softened(self, width: float) -> ChainMatch:
+        """Return a copy with kinks smoothed by `width`."""
+        like = self.tensors()[0]
+        steps = [
+            SoftKink(step.leak, like.new_tensor(width))
+            if isinstance(step, Activation) and step.leak is not None
+            else step
+            for step in self.steps
+        ]
+        return ChainMatch(steps, self.targets)
 
     def paired(self, memos: Sequence[Memo], cotangent: Tensor, index: Tensor) -> list[tuple[Affine, Memo, LayerTarget]]:
         """Return each affine layer, its memo after the backward pass of `cotangent`, and the targets of `index` [S]."""
@@ -353,8 +373,18 @@ class ChainObjective:
         self.output, self.measure, self.floor = OUTPUTS[loss], measure, floor
         factor, layers = measure in ("squares", "cosine"), [step for step in steps if isinstance(step, Affine)]
         targets = [layer_target(layer, observed, weights, batch, factor) for layer in layers]
-        self.match = ChainMatch(steps, [goal.bounded() for goal in targets] if measure == "bounded" else targets)
-        self.tensors, self.about = self.match.tensors(), f"{loss} {measure} {floor} {self.match.about}"
+        self.loss = loss
+        self._match(ChainMatch(steps, [goal.bounded() for goal in targets] if measure == "bounded" else targets))
+
+    def _match(self, match: ChainMatch) -> None:
+        self.match, self.tensors = match, match.tensors()
+        self.about = f"{self.loss} {self.measure} {self.floor} {match.about}"
+
+    def softened(self, width: float) -> ChainObjective:
+        """Return the objective with ReLUs smoothed by `width`, see `soft_kinks`."""
+        other = copy.copy(self)
+        other._match(self.match.softened(width))
+        return other
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return D [S], dD/dx, dD/dy and an empty dD/dnuisance [S, 0]: see `problem.Objective`."""

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ppbench.attacks.reconstruction.fastpath.soft_kinks import kink_scale, soft_relu
 from ppbench.base.tree import node
 
 # -- Affine layers as four passes: forward, backward, and the same two differentiated along a weight direction --
@@ -54,6 +55,7 @@ class Memo:
     inputs: Tensor = field(init=False)
     output: Tensor = field(init=False)
     slope: Tensor = field(init=False)
+    bend: Tensor = field(init=False)
     places: Tensor = field(init=False)
     cotangent: Tensor = field(init=False)
     cut: Tensor = field(init=False)
@@ -170,12 +172,14 @@ class Activation:
 
     about: its name.
     value: z -> a.  slope: a -> da/dz.  bend: (a, slope) -> d2a/dz2; None where it is zero everywhere.
+    leak: the slope below the kink at 0; None without one.
     """
 
     about: str
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     bend: Callable[[Tensor, Tensor], Tensor] | None = None
+    leak: float | None = None
 
     def forward(self, a: Tensor, memo: Memo) -> Tensor:
         """Return the output."""
@@ -204,14 +208,51 @@ class Activation:
 FAST_ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Sigmoid: Activation("sigmoid", torch.sigmoid, lambda a: a - a * a, lambda a, slope: slope - 2 * a * slope),
     nn.Tanh: Activation("tanh", torch.tanh, lambda a: 1 - a * a, lambda a, slope: -2 * a * slope),
-    nn.ReLU: Activation("relu", torch.relu, lambda a: (a > 0).to(a.dtype)),  # slope 0 at 0, as in autograd
+    nn.ReLU: Activation("relu", torch.relu, lambda a: (a > 0).to(a.dtype), leak=0.0),  # slope 0 at 0, as in autograd
 }
 
 
 def leaky_relu(leak: float) -> Activation:
     """Return max(z, 0) + leak * min(z, 0), with the slope `leak` at 0, as in autograd."""
     value = partial(F.leaky_relu, negative_slope=leak)
-    return Activation(f"leaky {leak}", value, lambda a: (a > 0).to(a.dtype) * (1 - leak) + leak)
+    return Activation(f"leaky {leak}", value, lambda a: (a > 0).to(a.dtype) * (1 - leak) + leak, leak=leak)
+
+
+@dataclass(frozen=True)
+class SoftKink:
+    """A smoothed ReLU, or leaky ReLU, of a `width` (no axes): see `soft_kinks`."""
+
+    leak: float
+    width: Tensor
+
+    @property
+    def about(self) -> str:
+        """Its name."""
+        return f"soft {self.leak}"
+
+    def forward(self, a: Tensor, memo: Memo) -> Tensor:
+        """Return the output; each victim's inputs have a scale of their own."""
+        whole = a.reshape(memo.victims, -1)
+        scale = per_example(kink_scale(whole, self.width, (1,)), len(a)).view(-1, *[1] * (a.dim() - 1))
+        share = torch.sigmoid(a / scale)
+        memo.slope = self.leak + (1 - self.leak) * share
+        memo.bend = (1 - self.leak) * share * (1 - share) / scale
+        memo.output = soft_relu(a, scale, self.leak)
+        return memo.output
+
+    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
+        """Return the input's cotangent."""
+        memo.cotangent = cotangent
+        return cotangent * memo.slope
+
+    def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
+        """Return the output's tangent."""
+        memo.tangent = tangent
+        return tangent * memo.slope
+
+    def backward_tangent(self, change: Tensor, memo: Memo) -> Tensor:
+        """Return the tangent of the input's cotangent, see `Activation.backward_tangent`."""
+        return change * memo.slope + memo.cotangent * memo.bend * memo.tangent
 
 
 @dataclass(frozen=True)
@@ -301,4 +342,4 @@ def max_pool(module: nn.MaxPool2d, size: tuple[int, int]) -> LinearStep:
     return LinearStep(f"{module} of {size}", forward, backward, along)
 
 
-ChainStep = Affine | Activation | LinearStep
+ChainStep = Affine | Activation | SoftKink | LinearStep

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +32,16 @@ ValueFunction = Callable[[Tensor, Tensor], RowValue]
 """Maps rows z [S, n] and the start that each came from, index [S] int64, to their `RowValue`: a `Problem`."""
 
 
+class SoftFunction(Protocol):
+    """A `ValueFunction` of a network whose ReLUs can be smoothed."""
+
+    def __call__(self, z: Tensor, index: Tensor) -> RowValue:
+        """Return the value of rows z [S, n] of the starts `index` [S]."""
+
+    def softened(self, width: float) -> ValueFunction:
+        """Return the same with ReLUs smoothed by `width`, see `soft_kinks`."""
+
+
 @dataclass(frozen=True)
 class DescentSchedule:
     """The lengths of steps: `steps` gradient evaluations per row, at a rate `lr` in units of the searched numbers.
@@ -39,12 +49,14 @@ class DescentSchedule:
     shape: "cosine": from 1 to 0; "warm": 5 % warm-up, decay over the last 75 % (Fang et al. 2023).
     by: the input of Adam: the "slope", its "sign" (Geiping et al. 2020, Sec. 4), or a "soft" sign, tanh(slope / mean
         |slope| of the row), under which nearly settled numbers stay.
+    soften: width by which ReLUs are smoothed at first, see `soft_kinks`; it falls with the rate. 0: not at all.
     """
 
     steps: int
     lr: float = 0.1
     shape: Literal["cosine", "warm"] = "cosine"
     by: Literal["slope", "sign", "soft"] = "slope"
+    soften: float = 0.0
 
     def factor(self, step: int) -> float:
         """Return the factor on the learning rate in `step`, counted from 0."""
@@ -52,6 +64,12 @@ class DescentSchedule:
         if self.shape == "cosine":
             return 0.5 * (1 + math.cos(math.pi * t))
         return 0.5 * (1 - math.cos(math.pi * min(1.0, (1 - t) / 0.75))) * min(1.0, (t + 1 / self.steps) / 0.05)
+
+    def softened(self, evaluate: ValueFunction | SoftFunction, step: int) -> ValueFunction:
+        """Return what is evaluated in `step`: `evaluate` with ReLUs smoothed by the width of that step."""
+        if not self.soften:
+            return evaluate
+        return evaluate.softened(self.soften * self.factor(step))  # type: ignore[union-attr]
 
     def fed(self, slope: Tensor) -> Tensor:
         """Return the input of Adam for slopes [s, n]."""
@@ -111,14 +129,15 @@ def descend(
     """Minimize each row from `start` [S, n] separately, and keep the best iterate of each by its score.
 
     A row whose value or gradient is not finite stops. `project` maps iterates and their index into the feasible set (a
-    box, a ball); `marks` are numbers of evaluations after which the best iterates so far are recorded.
+    box, a ball); `marks` are numbers of evaluations after which the best iterates so far are recorded. With
+    `schedule.soften`, `evaluate` is a `SoftFunction`.
     """
     z, best, adam, trail = start.clone(), start.clone(), Adam(start), []
     score = z.new_full((len(z),), torch.inf, dtype=torch.float64)
     live = torch.arange(len(z), device=z.device)
     counts = torch.zeros_like(live)
     for step in range(schedule.steps):
-        value = evaluate(z[live], live)
+        value = schedule.softened(evaluate, step)(z[live], live)
         counts[live] += 1
         better = value.score.double() < score[live]
         rows = live[better]
@@ -198,7 +217,7 @@ class Inversion(ImageSearch):
     def matching(self, plan: Plan, evidences: Sequence[Evidence], batch: int) -> Objective:
         """Return the distance of guesses of `batch` examples from the evidence of V victims."""
         matching = objective([self.matched(e) for e in evidences], plan, batch, torch.float32)
-        return torch.compile(matching) if self.compile else matching
+        return cast(Objective, torch.compile(matching)) if self.compile else matching  # without `softened`
 
     def matched(self, evidence: Evidence) -> Evidence:
         """Return `evidence` with the measure that this attack compares by. Default: as it is."""

@@ -6,6 +6,7 @@ it. Slopes come from a fast chain of layers, vmap over victims, or autograd one 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
+from ppbench.attacks.reconstruction.fastpath.soft_kinks import SoftKinks
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.starts import LOGIT, Starts
 from ppbench.base.tree import Params
@@ -67,6 +69,9 @@ class Objective(Protocol):
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
         """Return D, dD/dx, dD/dy and dD/dnuisance."""
+
+    def softened(self, width: float) -> Objective:
+        """Return the same with ReLUs smoothed by `width`, see `soft_kinks`."""
 
 
 class RowValue(NamedTuple):
@@ -120,6 +125,10 @@ class Problem:
             loss, gx = score + more, gx + slope
         return RowValue(loss, self.starts.joined(pull(gx), gn, gy), score)
 
+    def softened(self, width: float) -> Problem:
+        """Return the problem with ReLUs smoothed by `width`, see `soft_kinks`."""
+        return replace(self, matching=self.matching.softened(width))
+
     @property
     def start(self) -> Tensor:
         """The first rows, if the space is that of images."""
@@ -155,6 +164,23 @@ def _wide(unit: Tensor, like: Tensor) -> Tensor:
     return unit.view(-1, *[1] * (like.dim() - 1))
 
 
+@dataclass(frozen=True)
+class SoftenedObjective:
+    """D of a network whose ReLUs are smoothed by a `width`, see `soft_kinks`."""
+
+    hard: SimulatedObjective | MappedObjective
+    width: float
+
+    def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        """Return D [S], dD/dx, dD/dy and dD/dnuisance."""
+        with SoftKinks(self.width):
+            return self.hard(x, y, nuisance, index)
+
+    def softened(self, width: float) -> SoftenedObjective:
+        """Return the same with another width."""
+        return replace(self, width=width)
+
+
 class SimulatedObjective:
     """D through `Evidence.simulate` and `Evidence.discrepancy`, differentiated twice by autograd: for any network."""
 
@@ -165,6 +191,10 @@ class SimulatedObjective:
         """Return D [S], dD/dx, dD/dy and dD/dnuisance."""
         parts = [self._one(self.evidences[v], *row) for v, *row in zip(index.tolist(), x, y, nuisance, strict=True)]
         return tuple(torch.stack(column) for column in zip(*parts, strict=True))
+
+    def softened(self, width: float) -> SoftenedObjective:
+        """Return the same with ReLUs smoothed by `width`."""
+        return SoftenedObjective(self, width)
 
     @staticmethod
     def _one(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> tuple[Tensor, ...]:
@@ -217,6 +247,10 @@ class MappedObjective:
         slopes, loss = vmap(grad_and_value(one))((x, y, nuisance), *self._of(index))
         return loss, *slopes
 
+    def softened(self, width: float) -> SoftenedObjective:
+        """Return the same with ReLUs smoothed by `width`."""
+        return SoftenedObjective(self, width)
+
 
 class JointObjective:
     """D of `JointEvidence`: the sum over its parts of their D / scale, each part by the objective that suits it."""
@@ -238,6 +272,12 @@ class JointObjective:
             sums = [old + slope / _wide(unit, slope) for old, slope in zip(sums, slopes, strict=True)]
             by_nuisance.append(last / unit[:, None])
         return *sums, torch.cat(by_nuisance, 1)
+
+    def softened(self, width: float) -> JointObjective:
+        """Return the same with ReLUs smoothed by `width`."""
+        other = copy.copy(self)
+        other.parts = [part.softened(width) for part in self.parts]
+        return other
 
 
 def simulated(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> Params:
