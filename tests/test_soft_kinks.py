@@ -160,3 +160,21 @@ def test_the_prior_is_stronger_on_large_images_of_kinked_convolutions_alone():
     assert pull("cnn", SMOOTH_SIDE) == 0.5 * SOFT_PRIOR
     assert pull("cnn", SMOOTH_SIDE - 1) == pull("dlnet", SMOOTH_SIDE) == 0.5
     assert pull("cnn", SMOOTH_SIDE, soften=0.0) == pull("cnn", SMOOTH_SIDE, compile=True) == 0.5
+
+
+@pytest.mark.parametrize("attack", ["ig", "ig_features"])
+def test_what_is_nearly_explained_is_finished_to_rounding(attack, digits):
+    """A third of the evaluations for L-BFGS, and exact; noise is not explained, and so nothing is finished."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 12, 5, 2, 2), nn.ReLU(), nn.Conv2d(12, 12, 5, 1, 2), nn.ReLU(), nn.Flatten(),
+                          nn.Linear(192, 10))  # fmt: skip
+    x, y = digits.x[7:8], digits.y[7:8].argmax(1)
+    gradient = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+
+    def decibels(gradient, **more):
+        result = ppbench.invert(model, gradient, (1, 8, 8), y, attack, planted=False, budget=150, **more)
+        return result.psnr(x)[0]
+
+    assert decibels(gradient, finish=50) > 95 and decibels(gradient) < 75
+    noisy = [g + 0.1 * g.square().mean().sqrt() * torch.randn(g.shape, generator=seeded(1)) for g in gradient]
+    assert decibels(noisy, finish=50) < 40

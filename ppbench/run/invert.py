@@ -81,6 +81,8 @@ SEARCH, KINKED_SEARCH, BY_FEATURES = "dlg", "ig", "feature_inversion"
 """Searches of the default: on smooth networks, on convolutions with kinks, and beside them by the head's features."""
 GUIDED_SEARCH = "ig_features"
 """Takes the place of `KINKED_SEARCH` where it suits: where the features can be read."""
+FINISHING: Mapping[str, Scalar] = {"budget": 450, "finish": 150}
+"""Parameters of these two where the user sets none: what they nearly explain is computed to rounding."""
 ADAPTER_SEARCH = "gauss_newton"
 """Comes before `SEARCH` where most weights are frozen (adapters): by first order another image explains nearly all."""
 MOST_NUMBERS = 1024
@@ -197,7 +199,7 @@ def invert(
     separated = _separated(view, seeds, targets) if targets.word else None
     challenge = _challenge(targets := separated.targets if separated else targets)
     searches = _searches(plan, challenge.batch, bool(parameters)) if attack is None else (attack,)
-    chosen = _chosen(searches[0], parameters, view, challenge)
+    chosen = _chosen(searches[0], parameters or _own_parameters(searches[0], attack), view, challenge)
     with guard("attacks", chosen.name), explaining_failures(network):
         _check_usable(chosen, view, challenge)
         if separated and attack is None:
@@ -214,6 +216,11 @@ def invert(
         least = 0 if steps else least_batch(seen, plan.spec.shape[0] - 1 if plan.next_token else 1)
         answer = replace(answer, least_batch=least, unseen=unseen, planted=control)
         return replace(answer, y=targets.labels_for(guess, network, named.word))
+
+
+def _own_parameters(search: str | Attack, attack: str | Attack | None) -> Mapping[str, Scalar]:
+    """Return the parameters of the default's first search; none where the user named an attack."""
+    return FINISHING if attack is None and search in (KINKED_SEARCH, GUIDED_SEARCH) else {}
 
 
 def _device(word: str | torch.device) -> torch.device:

@@ -39,7 +39,7 @@ from ppbench.attacks.reconstruction.generator import (
     initial_weights,
     read_generator,
 )
-from ppbench.attacks.reconstruction.ig import IG, Zero
+from ppbench.attacks.reconstruction.ig import IG, NoEvaluations, Zero
 from ppbench.attacks.reconstruction.search.descent import (
     DescentSchedule,
     SearchHistory,
@@ -93,6 +93,7 @@ class GIFD(IG):
     lr: Positive = 0.01
     tv: NonNegative = 0.6
     soften: Zero = 0.0
+    finish: NoEvaluations = 0
     latent: UnitInterval = 0.05
     last: UnitInterval = 0.7
     pixels: UnitInterval = 0.05
