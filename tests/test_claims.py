@@ -366,6 +366,17 @@ def test_a_rival_is_less_accurate_only_if_its_whole_grid_was_run(fabricate):
     assert judged(claim, cells(near, *grid, accuracy=0.3)).startswith("inconclusive : dp is as accurate at none")
 
 
+def test_better_models_with_a_lower_cap_leak_more(fabricate):
+    """The rival is less accurate at all values of its grid, and its CAP is higher all the same."""
+    claim, grid = replace(CAP, than=Rival("dp")), (1e-4, 1e-3, 0.01, 0.1, 0.5)
+    made = partial(fabricate, "dp", kind="reconstruction", share=8.0, attack="dlg", error=0.9, accuracy=0.3)
+    rival = [made(sigma) for sigma in grid]
+    near = [*on_grid(fabricate, {0.1: 0.01, 1.0: 0.01, 10.0: 0.01}), *rival]
+    assert judged(claim, near).startswith("falls to CAP 0.01 [") and "beside 0.27 [" in judged(claim, near)
+    far = [*on_grid(fabricate, {0.1: 0.6, 1.0: 0.6, 10.0: 0.6}), *rival]
+    assert judged(claim, far).startswith("inconclusive : dp is as accurate at none")
+
+
 def test_a_cap_needs_accuracies_and_a_papers_grid_of_two_values_which_every_claimed_one_has(fabricate):
     bare = [fabricate("pbpfl", k, "dlg", "reconstruction", 8.0, accuracy=None, mse=0.1) for k in (1.0, 10.0)]
     reason = "2 of 5 values of the paper's grid were run; 2 of 2 settings have no accuracy or no distance"

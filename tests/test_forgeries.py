@@ -511,6 +511,11 @@ def test_cells_that_a_suite_does_not_ask_for_are_named(quick):
     )
     older = {"attack": attack.model_copy(update={"version": "0"})}  # no problem, and not among those that are counted
     other = [one.model_copy(update={"config": one.config.model_copy(update=c)}) for c in (*changes, older)]
+    owner = next(r for r in quick if r.config.attack.follows == "ig")  # of an older `ig`: no problem either
+    followed = owner.config.attack.model_copy(
+        update={"parameters": {**owner.config.attack.parameters, "ig.version": "0"}}
+    )
+    other.append(owner.model_copy(update={"config": owner.config.model_copy(update={"attack": followed})}))
     extra, *rest = sorted(missing_cells([*quick, *other]), key=lambda sentence: not sentence[1])
     assert extra[1] and extra[0].startswith("3 cells are not as suite digits-quick/1 asks for them"), extra
     assert not any(problem for _, problem in rest)

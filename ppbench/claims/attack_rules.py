@@ -347,6 +347,11 @@ def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> tuple[bool, str]:
     return few, f"{coverage}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
 
 
+def lowest_cap(cells: Sequence[Record], law: str) -> tuple[str, Cap | None, list[Measured]]:
+    """Return the lowest CAP of cells at several control values: in words, itself, and its worst cases."""
+    return _lowest(worst_caps([r for r in cells if r.config.defense.control is not None], law))
+
+
 def _lowest(some: Sequence[tuple[Key, Cap, list[Measured]]]) -> tuple[str, Cap | None, list[Measured]]:
     """Return the lowest of some CAPs: in words, itself, and its worst cases."""
     known = [(cap, cases) for _, cap, cases in some if cap.value is not None]

@@ -35,7 +35,7 @@ from ppbench.report.page.profiles import PaperClaims
 from ppbench.report.words import evaluation_words, listed_values, setting_labels
 
 NO_RECORD = "no record of "
-SEEDLESS = tuple(name for name in EVALUATION if name != "seed")
+OVER_SEEDS = tuple(name for name in EVALUATION if name != "seed")
 """Key of an evaluation over all seeds."""
 VERDICTS_FROM_WORST: tuple[ClaimVerdict, ...] = ("falls", "inconclusive", "holds", "identity")
 """Of evaluations that are equally close the first of these counts: a claim that falls anywhere has fallen."""
@@ -202,7 +202,7 @@ def _pooled(groups: Mapping[tuple[str, str], Frame]) -> dict[tuple[str, str], Fr
     """Return the evaluations that differ in their seed alone as one each, at the place of the first."""
     alike: dict[Key, list[tuple[str, str]]] = {}
     for place, records in groups.items():
-        alike.setdefault(records.key(records[0]).only(SEEDLESS), []).append(place)
+        alike.setdefault(records.key(records[0]).only(OVER_SEEDS), []).append(place)
     return {places[0]: frame_of([record for place in places for record in groups[place]]) for places in alike.values()}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ppbench.claims.attack_rules import NO_AWARE_ATTACK, cells_with_distance, grid_of, paper_grid
+from ppbench.claims.attack_rules import NO_AWARE_ATTACK, cells_with_distance, grid_of, lowest_cap, paper_grid
 from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, finding_of, unreliable
 from ppbench.federation.threats import CURIOUS_CLIENT, HONEST_SERVER
 from ppbench.metrics.spec import SHARE
@@ -257,7 +257,9 @@ def stays_farther(case: ClaimCase) -> ClaimFinding | str:
     """The claim that a CAP is larger than another defense's holds if, at equal accuracy, the worst case over all
     attacks stays farther from the truth, victim by victim, with its whole interval; it falls if it comes nearer. The
     other defense is taken at the control value that protects best and costs no more accuracy (to a point). The interval
-    allows for different numbers of searches: it extends to the figures of either side's best attack alone.
+    allows for different numbers of searches: it extends to the figures of either side's best attack alone. Where the
+    other defense is less accurate at all values of its grid, the claim falls if the CAP itself is lower all the same,
+    with its whole interval.
     """
     kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
     question = question_of(kind)
@@ -277,11 +279,29 @@ def stays_farther(case: ClaimCase) -> ClaimFinding | str:
         skipped = {*grid_of(case.rival[0].config.defense.id)} - {0.0, *(point.control for point in others)}
         if skipped:  # one of them may be as accurate
             return f"{reason}; {listed_values([f'{value:g}' for value in sorted(skipped)])} of its grid were not run"
-        return ClaimFinding("inconclusive", "", reason)
+        own = paper_grid(mine, case.claim), paper_grid(theirs, case.claim, own=False)
+        return _at_unequal_accuracy(case, reason, *own, law.name)
     about = f"over {len(pairs)} of {len(ours)} values at which it is as accurate"
     if (less := max(mine.accuracy - other.accuracy for mine, other in pairs)) > 0:
         about += f", to {100 * less:.1g} points"
     return _judged(case, pairs, rule, about)
+
+
+def _at_unequal_accuracy(
+    case: ClaimCase, reason: str, mine: Sequence[Record], theirs: Sequence[Record], law: str
+) -> ClaimFinding:
+    """Return the finding where the rival is less accurate everywhere: better models with a lower CAP leak more.
+
+    A higher CAP of better models tells nothing.
+    """
+    if bad := unreliable(case, HONEST_SERVER.name):
+        return ClaimFinding("inconclusive", "", bad)
+    (ours, cap, cases), (other, rival, more) = lowest_cap(mine, law), lowest_cap(theirs, law)
+    if cap is None or rival is None or cap.value is None or cap.high is None or rival.low is None:
+        return ClaimFinding("inconclusive", "", reason)
+    figures = f"CAP {ours} beside {other}"
+    verdict: ClaimVerdict = "falls" if cap.high < rival.low else "inconclusive"
+    return finding_of(verdict, figures, -cap.value, f"{reason}; {figures}", figures, *cases, *more)
 
 
 def _best(points: Sequence[ControlPoint]) -> str:

@@ -347,7 +347,10 @@ Parameterized = AttackInfo | DefenseInfo
 
 
 def _versions(config: CellConfig) -> Hashable:
-    return config.defense.id, config.defense.edition, config.attack.id, config.attack.version, config.attack.code
+    """Return the versions of a cell's defense, of its attack, and of the attack that this one follows."""
+    defense, attack = config.defense, config.attack
+    followed = attack.parameters.get(f"{attack.follows}.version")
+    return defense.id, defense.edition, attack.id, attack.version, attack.code, attack.follows, followed
 
 
 def _is_asked(expected: CellConfig, present: CellConfig) -> bool:
