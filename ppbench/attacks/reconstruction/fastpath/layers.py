@@ -166,8 +166,22 @@ def per_example(per_victim: Tensor, examples: int) -> Tensor:
     return per_victim.repeat_interleave(examples // victims, 0)
 
 
+class Elementwise:
+    """What elementwise functions share once `forward` has kept their slopes."""
+
+    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
+        """Return the input's cotangent."""
+        memo.cotangent = cotangent
+        return cotangent * memo.slope
+
+    def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
+        """Return the output's tangent."""
+        memo.tangent = tangent
+        return tangent * memo.slope
+
+
 @dataclass(frozen=True)
-class Activation:
+class Activation(Elementwise):
     """An elementwise function a(z): its value, and by the output a its slope and the change of its slope.
 
     about: its name.
@@ -186,16 +200,6 @@ class Activation:
         memo.output = self.value(a)
         memo.slope = self.slope(memo.output)
         return memo.output
-
-    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
-        """Return the input's cotangent."""
-        memo.cotangent = cotangent
-        return cotangent * memo.slope
-
-    def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
-        """Return the output's tangent."""
-        memo.tangent = tangent
-        return tangent * memo.slope
 
     def backward_tangent(self, change: Tensor, memo: Memo) -> Tensor:
         """Return the tangent of the input's cotangent: change * a' + cotangent * a'' * tangent."""
@@ -219,7 +223,7 @@ def leaky_relu(leak: float) -> Activation:
 
 
 @dataclass(frozen=True)
-class SoftKink:
+class SoftKink(Elementwise):
     """A smoothed ReLU, or leaky ReLU, of a `width` (no axes): see `soft_kinks`."""
 
     leak: float
@@ -239,16 +243,6 @@ class SoftKink:
         memo.bend = (1 - self.leak) * share * (1 - share) / scale
         memo.output = soft_relu(a, scale, self.leak)
         return memo.output
-
-    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
-        """Return the input's cotangent."""
-        memo.cotangent = cotangent
-        return cotangent * memo.slope
-
-    def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
-        """Return the output's tangent."""
-        memo.tangent = tangent
-        return tangent * memo.slope
 
     def backward_tangent(self, change: Tensor, memo: Memo) -> Tensor:
         """Return the tangent of the input's cotangent, see `Activation.backward_tangent`."""
