@@ -166,7 +166,7 @@ def per_example(per_victim: Tensor, examples: int) -> Tensor:
     return per_victim.repeat_interleave(examples // victims, 0)
 
 
-class Elementwise:
+class ElementwiseStep:
     """What elementwise functions share once `forward` has kept their slopes."""
 
     def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
@@ -181,7 +181,7 @@ class Elementwise:
 
 
 @dataclass(frozen=True)
-class Activation(Elementwise):
+class Activation(ElementwiseStep):
     """An elementwise function a(z): its value, and by the output a its slope and the change of its slope.
 
     about: its name.
@@ -223,7 +223,7 @@ def leaky_relu(leak: float) -> Activation:
 
 
 @dataclass(frozen=True)
-class SoftKink(Elementwise):
+class SoftKink(ElementwiseStep):
     """A smoothed ReLU, or leaky ReLU, of a `width` (no axes): see `soft_kinks`."""
 
     leak: float
