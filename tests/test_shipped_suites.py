@@ -112,7 +112,10 @@ def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch, downlo
     assert planned.todo == planned.cells and not (tmp_path / "out").exists()
 
 
-SMALL = {"active", "classic", "compression", "cost", "digits-quick", "messages", "text", "text-pretrained"}
+SMALL = {
+    *("active", "baffle-perturbations", "classic", "compression", "cost", "digits-quick", "fedpc-workers", "messages"),
+    *("text", "text-pretrained"),
+}
 """Suites that two cores can do as they are."""
 
 
@@ -154,9 +157,14 @@ def test_boards_of_the_spn_paper_run_over_its_control_values_and_batches():
 
 
 def test_updates_of_fedpc_hold_as_many_mini_batches_as_its_theorems_need():
-    for suite, preset in (("fedpc-theorems", ""), ("fedpc-theorems", "two-cores"), ("fedpc-workers", "")):
-        for config in load_suite(suite, preset).configs:
-            steps = config.local_epochs * math.ceil(min(config.attack_batch) / config.batch_size)
-            assert (config.probe, steps) == ("local", 8) and config.clients in (3, 5, 10)
+    for preset in ("", "two-cores"):
+        for config in load_suite("fedpc-theorems", preset).configs:
+            batches = math.ceil(min(config.attack_batch) / config.batch_size)
+            assert (config.probe, batches) == ("local", 8) and config.clients in (3, 5, 10)
             assert config.defense != "fedpc" or str(config.settings["batch_sizes"]) == str(config.batch_size)
-            assert suite == "fedpc-theorems" or int(config.settings["epochs"]) == config.local_epochs
+
+
+def test_updates_that_workers_see_are_eight_steps_on_one_image():
+    for config in load_suite("fedpc-workers").configs:
+        assert (config.probe, config.attack_batch, config.local_epochs) == ("local", (1,), 8) and config.batch_size == 1
+        assert config.defense != "fedpc" or (config.settings["batch_sizes"], config.settings["epochs"]) == ("1", "8")

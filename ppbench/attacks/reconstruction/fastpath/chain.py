@@ -374,16 +374,16 @@ class ChainObjective:
         factor, layers = measure in ("squares", "cosine"), [step for step in steps if isinstance(step, Affine)]
         targets = [layer_target(layer, observed, weights, batch, factor) for layer in layers]
         self.loss = loss
-        self._match(ChainMatch(steps, [goal.bounded() for goal in targets] if measure == "bounded" else targets))
+        self._set_match(ChainMatch(steps, [goal.bounded() for goal in targets] if measure == "bounded" else targets))
 
-    def _match(self, match: ChainMatch) -> None:
+    def _set_match(self, match: ChainMatch) -> None:
         self.match, self.tensors = match, match.tensors()
         self.about = f"{self.loss} {self.measure} {self.floor} {match.about}"
 
     def softened(self, width: float) -> ChainObjective:
         """Return the objective with ReLUs smoothed by `width`, see `soft_kinks`."""
         other = copy.copy(self)
-        other._match(self.match.softened(width))
+        other._set_match(self.match.softened(width))
         return other
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
