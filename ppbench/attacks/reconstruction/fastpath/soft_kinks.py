@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 RELUS = frozenset({F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_})
 """What is smoothed, with `LEAKY` and `CLIPPED`, however a network calls it; kinks of max pools stay."""
 LEAKY, CLIPPED = frozenset({F.leaky_relu}), frozenset({F.relu6, F.hardtanh})
-SMOOTHED = RELUS | LEAKY | CLIPPED
+SMOOTHED_FUNCTIONS = RELUS | LEAKY | CLIPPED
 SMALLEST = 1e-12
 """Smallest width, where all inputs of a layer are 0."""
 
@@ -52,7 +52,7 @@ class SoftKinks(TorchFunctionMode):
     ) -> Any:
         """Return what `func` does, or the smoothed ReLU."""
         named = dict(kwargs or {})
-        if func not in SMOOTHED:
+        if func not in SMOOTHED_FUNCTIONS:
             return func(*args, **named)
         z = args[0] if args else named["input"]
         scale = kink_scale(z, self.width)
